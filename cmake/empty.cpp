@@ -1,0 +1,1 @@
+// The source behind the precompiled headers.

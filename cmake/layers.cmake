@@ -1,0 +1,42 @@
+# The single list of allowed edges: a folder may include itself and what stands in its list.
+# tools/check_layers.py reads this file; the linker enforces the same edges (one shared library a folder).
+set(LAYER_base "")
+set(LAYER_data "base")
+set(LAYER_ops "base")
+set(LAYER_mx "base;ops")
+set(LAYER_comm "base")
+set(LAYER_io "base;mx")
+set(LAYER_models "base;data;ops;mx;io")
+set(LAYER_train "base;data;ops;mx;comm;io;models")
+set(LAYER_cli "base;data;ops;mx;comm;io;models;train")
+set(LAYERS base data ops mx comm io models train cli)
+
+foreach(layer IN LISTS LAYERS)
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/dovetail/${layer}/*.cpp)
+  list(REMOVE_ITEM sources ${CMAKE_SOURCE_DIR}/dovetail/cli/main.cpp)
+  if(NOT sources)
+    set(sources ${CMAKE_SOURCE_DIR}/cmake/empty.cpp)
+  endif()
+  add_library(dovetail_${layer} SHARED ${sources})
+  target_link_libraries(dovetail_${layer} PUBLIC dovetail_options nlohmann_json::nlohmann_json)
+  foreach(below IN LISTS LAYER_${layer})
+    target_link_libraries(dovetail_${layer} PUBLIC dovetail_${below})
+  endforeach()
+  target_precompile_headers(dovetail_${layer} REUSE_FROM dovetail_pch)
+  set_target_properties(dovetail_${layer} PROPERTIES DEFINE_SYMBOL "" BUILD_RPATH "${CMAKE_BINARY_DIR}/lib;${TORCH_DIR}/lib;${ARROW_DIR}")
+  # Highway compiles a kernel once per instruction set from one file: it must see its own headers first.
+  file(GLOB simd_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/dovetail/${layer}/*_simd.cpp)
+  set_source_files_properties(${simd_sources} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+endforeach()
+
+target_link_libraries(dovetail_base PRIVATE PkgConfig::hwloc)
+target_link_libraries(dovetail_data PRIVATE PkgConfig::sentencepiece PkgConfig::utf8proc)
+target_link_libraries(dovetail_ops PRIVATE PkgConfig::hwy)
+target_include_directories(dovetail_comm SYSTEM PRIVATE ${CMAKE_SOURCE_DIR}/dovetail/comm/gloo_declarations)
+
+# Parquet in a module of its own, opened when a Parquet file is read: Arrow is 60 MB that nothing else needs.
+if(EXISTS ${CMAKE_SOURCE_DIR}/dovetail/data/parquet/parquet_module.cpp)
+  add_library(dovetail_parquet MODULE ${CMAKE_SOURCE_DIR}/dovetail/data/parquet/parquet_module.cpp)
+  target_link_libraries(dovetail_parquet PRIVATE dovetail_data arrow_wheel)
+  set_target_properties(dovetail_parquet PROPERTIES BUILD_RPATH "${CMAKE_BINARY_DIR}/lib;${TORCH_DIR}/lib;${ARROW_DIR}")
+endif()

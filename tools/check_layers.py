@@ -1,0 +1,48 @@
+"""Fail on an include that cmake/layers.cmake does not allow, and on torch/torch.h in a header.
+
+usage: check_layers.py [ROOT]
+"""
+
+import pathlib
+import re
+import sys
+
+LAYER = re.compile(r'set\(LAYER_(\w+) "([^"]*)"\)')
+INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
+
+
+def allowed_edges(root: pathlib.Path) -> dict[str, set[str]]:
+    text = (root / "cmake/layers.cmake").read_text()
+    return {name: {name, *filter(None, below.split(";"))} for name, below in LAYER.findall(text)}
+
+
+def violations(root: pathlib.Path):
+    edges = allowed_edges(root)
+    for path in sorted((root / "dovetail").rglob("*")):
+        if path.suffix not in {".h", ".cpp", ".cu", ".cuh"}:
+            continue
+        folder = path.relative_to(root / "dovetail").parts[0]
+        for include in INCLUDE.findall(path.read_text()):
+            where = path.relative_to(root)
+            if path.suffix == ".h" and include == "torch/torch.h":
+                yield f"{where}: torch/torch.h in a header costs every file 12 s; include what is used"
+            if path.suffix in {".cu", ".cuh"} and include.startswith(("ATen/", "torch/")):
+                yield f"{where}: device code includes no ATen ({include})"
+            if include.startswith("dovetail/"):
+                target = include.split("/")[1]
+                if folder not in edges:
+                    yield f"{where}: folder {folder} is not in cmake/layers.cmake"
+                elif target not in edges[folder]:
+                    yield f"{where}: {folder} may not include {include}; cmake/layers.cmake allows {sorted(edges[folder])}"
+
+
+def main() -> int:
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
+    found = list(violations(root))
+    for line in found:
+        print(line, file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
