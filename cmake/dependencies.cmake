@@ -18,8 +18,8 @@ add_library(torch_wheel INTERFACE)
 target_include_directories(torch_wheel SYSTEM INTERFACE ${TORCH_DIR}/include ${TORCH_DIR}/include/torch/csrc/api/include)
 target_link_directories(torch_wheel INTERFACE ${TORCH_DIR}/lib)
 target_link_libraries(torch_wheel INTERFACE torch_cpu c10)
-# fmt comes with torch's headers and is used header-only.
-target_compile_definitions(torch_wheel INTERFACE USE_DISTRIBUTED USE_C10D_GLOO FMT_HEADER_ONLY=1)
+# fmt comes with torch's headers alone; dovetail/base/format.cpp is its compiled part.
+target_compile_definitions(torch_wheel INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
 
 file(GLOB ARROW_LIB ${ARROW_DIR}/libarrow.so.*)
 file(GLOB PARQUET_LIB ${ARROW_DIR}/libparquet.so.*)

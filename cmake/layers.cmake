@@ -22,7 +22,11 @@ foreach(layer IN LISTS LAYERS)
   foreach(below IN LISTS LAYER_${layer})
     target_link_libraries(dovetail_${layer} PUBLIC dovetail_${below})
   endforeach()
-  target_precompile_headers(dovetail_${layer} REUSE_FROM dovetail_pch)
+  if(layer IN_LIST MODULE_LAYERS)
+    target_precompile_headers(dovetail_${layer} REUSE_FROM dovetail_module_pch)
+  else()
+    target_precompile_headers(dovetail_${layer} REUSE_FROM dovetail_pch)
+  endif()
   set_target_properties(dovetail_${layer} PROPERTIES DEFINE_SYMBOL "" BUILD_RPATH "${CMAKE_BINARY_DIR}/lib;${TORCH_DIR}/lib;${ARROW_DIR}")
   # Highway compiles a kernel once per instruction set from one file: it must see its own headers first.
   file(GLOB simd_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/dovetail/${layer}/*_simd.cpp)
@@ -40,3 +44,11 @@ if(EXISTS ${CMAKE_SOURCE_DIR}/dovetail/data/parquet/parquet_module.cpp)
   target_link_libraries(dovetail_parquet PRIVATE dovetail_data arrow_wheel)
   set_target_properties(dovetail_parquet PROPERTIES BUILD_RPATH "${CMAKE_BINARY_DIR}/lib;${TORCH_DIR}/lib;${ARROW_DIR}")
 endif()
+
+set_source_files_properties(${CMAKE_SOURCE_DIR}/dovetail/cli/parser.cpp ${CMAKE_SOURCE_DIR}/dovetail/train/trainer.cpp
+                            PROPERTIES COMPILE_DEFINITIONS DOVETAIL_VERSION="${PROJECT_VERSION}")
+# Files that need little of torch compile in a third of the time without its precompiled header, whose pending
+# template instantiations g++ repeats in every file.
+set_target_properties(dovetail_cli PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)
+file(GLOB report_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/dovetail/train/report*.cpp)
+set_source_files_properties(${report_sources} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)

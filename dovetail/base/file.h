@@ -14,9 +14,11 @@ namespace dovetail {
 /// The whole file. Throws UserError (with the reason of the system) when it cannot be read.
 std::string read_file(const std::filesystem::path& path);
 
-/// A file written beside its final name, synced, renamed over it, and its folder synced. Until `commit` returns, nothing
-/// exists under the final name; without `commit` the temporary is removed by the destructor. Temporaries are named
-/// `.<name>.<pid>.partial`. Throws UserError on every failed write (a full disk, no permission), leaving what was there.
+/// A file written beside its final name, synced, renamed over it, and its folder synced. Until `commit` returns,
+/// nothing exists under the final name; without `commit` the temporary is removed by the destructor. Temporaries are
+/// named
+/// `.<name>.<pid>-<n>.partial`. Writes go straight to the system: give it more than a few bytes at a time. Throws
+/// UserError on every failed write (a full disk, no permission), leaving what was there.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);
@@ -37,7 +39,8 @@ class AtomicFile {
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 
-/// Remove what killed processes left: `.*.partial` files and folders directly in `folder`. Returns how many.
+/// Remove what killed processes left: `.*.partial` files and folders directly in `folder` (none when it does not
+/// exist). To be called while nobody writes there. Returns how many.
 int remove_leftovers(const std::filesystem::path& folder);
 
 /// fsync of a folder, so that a rename inside it survives a power cut.
@@ -65,7 +68,7 @@ class Sha256 {
   Sha256();
   void update(const void* data, size_t bytes);
   void update(std::string_view text) { update(text.data(), text.size()); }
-  std::string hex_digest();
+  std::string hex_digest();  ///< of everything so far; the next update starts a new digest
 
  private:
   uint32_t state_[8];

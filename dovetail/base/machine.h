@@ -10,9 +10,9 @@ namespace dovetail {
 
 struct Machine {
   std::string cpu_name;
-  int cores = 0;            ///< physical cores this process may use (hwloc, affinity respected)
+  int cores = 0;  ///< physical cores this process may use (hwloc, affinity respected)
   int hardware_threads = 0;
-  std::string simd;         ///< "AVX2", "AVX-512", "AVX-512 BF16", "AMX BF16", or "none of them"
+  std::string simd;  ///< "AVX2", "AVX-512", "AVX-512 BF16", "AMX BF16", or "none of them"
   uint64_t memory_bytes = 0, available_bytes = 0;
   double load_average = 0;  ///< over one minute
 };
@@ -22,9 +22,10 @@ Machine machine();
 nlohmann::json machine_json();
 
 /// Measured rates; each takes about `seconds` and is the best of several rounds.
-double measure_copy_bandwidth(double seconds = 0.1);                       ///< bytes read plus written per second
+double measure_copy_bandwidth(double seconds = 0.1);  ///< bytes read plus written per second
 enum class GemmType { kFloat32, kBFloat16 };
-double measure_gemm_rate(GemmType type, double seconds = 0.05);            ///< FLOP/s of at::matmul at 2048 cubed (smaller on slow machines)
+double measure_gemm_rate(GemmType type,
+                         double seconds = 0.05);  ///< FLOP/s of at::matmul at 2048 cubed (smaller on slow machines)
 
 /// Resident memory of this process (Linux). `reset_peak_resident` sets the high-water mark to the present value.
 uint64_t resident_bytes();
@@ -35,5 +36,6 @@ void reset_peak_resident();
 std::string format_count(double count);
 std::string format_bytes(double bytes);
 std::string format_duration(double seconds);
+std::string format_grouped(int64_t number);  ///< "1,234,567"
 
 }  // namespace dovetail

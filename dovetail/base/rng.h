@@ -10,7 +10,14 @@ namespace dovetail {
 std::array<uint32_t, 4> philox(uint64_t key, uint64_t counter_low, uint64_t counter_high);
 
 /// Streams: the high half of the counter, so that two uses of one seed never meet.
-enum class RandomStream : uint64_t { kShuffle = 1, kInitialize = 2, kSample = 3, kDropout = 4, kMixture = 5, kTest = 99 };
+enum class RandomStream : uint64_t {
+  kShuffle = 1,
+  kInitialize = 2,
+  kSample = 3,
+  kDropout = 4,
+  kMixture = 5,
+  kTest = 99
+};
 
 /// A uniform integer in [0, bound) for (seed, stream, index); exact (rejection, no modulo bias). bound > 0.
 uint64_t random_below(uint64_t seed, RandomStream stream, uint64_t index, uint64_t bound);

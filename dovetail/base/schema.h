@@ -31,11 +31,11 @@ namespace dovetail {
 /// The member's value at the time of `describe` is the default.
 class Field {
  public:
-  Field& range(double low, double high);                     ///< inclusive; numbers (and each element of a list)
-  Field& above(double low);                                  ///< low < value
-  Field& choices(std::vector<std::string> values);           ///< strings only
-  Field& unit(std::string_view unit);                        ///< "tokens", "bytes", "s": shown in docs and errors
-  Field& required();                                         ///< an error if the file and --set leave it out
+  Field& range(double low, double high);            ///< inclusive; numbers (and each element of a list)
+  Field& above(double low);                         ///< low < value
+  Field& choices(std::vector<std::string> values);  ///< strings only
+  Field& unit(std::string_view unit);               ///< "tokens", "bytes", "s": shown in docs and errors
+  Field& required();                                ///< an error if the file and --set leave it out
 
  private:
   friend class Section;
@@ -53,7 +53,7 @@ class Section {
   Field value(std::string_view key, std::string& member, std::string_view help);
   Field value(std::string_view key, std::vector<int64_t>& member, std::string_view help);
   Field value(std::string_view key, std::vector<double>& member, std::string_view help);
-  Field value(std::string_view key, std::vector<std::string>& member, std::string_view help);
+  Field value(std::string_view key, std::vector<std::string>& member, std::string_view help);  ///< "a" is ["a"]
 
   /// A nested table `[parent.key]`, always present with its defaults.
   template <class T>
@@ -64,10 +64,15 @@ class Section {
   /// An array of tables `[[parent.key]]` (or inline tables); `member` is resized to the number of entries given.
   template <class T>
   void list(std::string_view key, std::vector<T>& member, std::string_view help) {
-    list_impl(key, help, [&member](int64_t size) { member.assign(static_cast<size_t>(size), T{}); },
-              [&member](int64_t i, Section& s) { member[static_cast<size_t>(i)].describe(s); },
-              [](Section& s) { T example; example.describe(s); },
-              [&member] { return static_cast<int64_t>(member.size()); });
+    list_impl(
+        key, help, [&member](int64_t size) { member.assign(static_cast<size_t>(size), T{}); },
+        [&member](int64_t i, Section& s) { member[static_cast<size_t>(i)].describe(s); },
+        [](Section& s) {
+          auto example = std::make_shared<T>();
+          example->describe(s);
+          return example;
+        },
+        [&member] { return static_cast<int64_t>(member.size()); });
   }
 
   struct State;
@@ -78,18 +83,19 @@ class Section {
   friend struct SchemaAccess;
   Section& subsection(std::string_view key, std::string_view help);
   void list_impl(std::string_view key, std::string_view help, std::function<void(int64_t)> resize,
-                 std::function<void(int64_t, Section&)> describe_element, std::function<void(Section&)> describe_example,
-                 std::function<int64_t()> size);
+                 std::function<void(int64_t, Section&)> describe_element,
+                 std::function<std::shared_ptr<void>(Section&)> describe_example, std::function<int64_t()> size);
   State* state_;
 };
 
 /// How a config struct is declared to the functions below: `[&](Section& s) { config.describe(s); }`.
 using Describe = std::function<void(Section&)>;
 
-/// Fill the described members from TOML text, then from `overrides` ("section.key=value", value in TOML syntax; a bare
-/// word is taken as a string). `name` is the file's name in errors. Throws UserError with place and help: syntax,
-/// unknown key (nearest valid one named), wrong type, out of range, missing required key; for an override the place is
-/// `--set section.key=value`. Members of the config are unspecified after a throw.
+/// Fill the described members from TOML text, then from `overrides` ("section.key=value", value in TOML syntax; what is
+/// no TOML but begins like a word is a string, and a key that takes a string takes `7` or `true` as typed). `name` is
+/// the file's name in errors. Throws UserError with place, source line and help: syntax, unknown key (nearest valid one
+/// named), wrong type, out of range, missing required key; for an override the place is `--set section.key=value`.
+/// Members of the config are unspecified after a throw.
 void parse_config(const Describe& describe, std::string_view toml, std::string_view name,
                   const std::vector<std::string>& overrides = {});
 

@@ -30,8 +30,10 @@ void start_trace(bool aten);
 void stop_trace(const std::filesystem::path& path);
 bool tracing();
 
-/// Self time by kind of work over what was recorded since start_trace: GEMM (at::mm, addmm, bmm, linear, dovetail::gemm),
-/// attention, the rest; in seconds of the recording threads. Valid until the next start_trace.
+/// Self time by kind of work over what was recorded since start_trace, in seconds of the recording threads: GEMM (the
+/// spans of aten::mm, addmm, bmm, baddbmm, linear, matmul and their variants, and of dovetail::gemm), attention (every
+/// span with "attention" or "flash" in its name, and all that lies in one), the rest. Time in no span does not count.
+/// Valid until the next start_trace.
 struct TraceShares {
   double gemm_s = 0, attention_s = 0, other_s = 0, total_s = 0;
 };

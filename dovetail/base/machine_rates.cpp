@@ -1,0 +1,65 @@
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "dovetail/base/machine.h"
+#include "dovetail/base/parallel.h"
+#include "dovetail/base/trace.h"
+
+namespace dovetail {
+namespace {
+
+// Shortest of the rounds that fit into `seconds`, of three at least: others on the machine only ever lengthen one.
+template <class Round>
+double shortest_round(double seconds, Round round) {
+  constexpr int kMinRounds = 3;
+  double best = INFINITY;
+  const double start = now_seconds();
+  for (int i = 0; i < kMinRounds || now_seconds() - start < seconds; ++i) {
+    const double begin = now_seconds();
+    round();
+    best = std::min(best, now_seconds() - begin);
+  }
+  return best;
+}
+
+}  // namespace
+
+double measure_copy_bandwidth(double seconds) {
+  // Twice 128 MiB: more than the caches of today's processors hold.
+  constexpr int64_t kBytes = int64_t{128} << 20, kPiece = int64_t{1} << 20;
+  const at::Tensor from = at::ones({kBytes}, at::kByte), to = at::zeros({kBytes}, at::kByte);
+  const auto* source = from.const_data_ptr<uint8_t>();
+  auto* target = to.mutable_data_ptr<uint8_t>();
+  const double best = shortest_round(seconds, [&] {
+    parallel_pieces(kBytes, kPiece, [&](int64_t begin, int64_t end) {
+      std::memcpy(target + begin, source + begin, static_cast<size_t>(end - begin));
+    });
+  });
+  return 2.0 * static_cast<double>(kBytes) / best;
+}
+
+double measure_gemm_rate(GemmType type, double seconds) {
+  const c10::NoGradGuard no_grad;
+  const auto options = at::TensorOptions(type == GemmType::kFloat32 ? at::kFloat : at::kBFloat16);
+  const auto rate_at = [&](int64_t n, double budget) {
+    // Ones, not random numbers: the rate of a GEMM on a CPU does not depend on them, the time to draw them counts.
+    const at::Tensor a = at::ones({n, n}, options), b = at::ones({n, n}, options);
+    at::Tensor out = at::empty({n, n}, options);
+    at::matmul_out(out, a, b);  // packs, allocates and chooses its kernel once
+    const double best = shortest_round(budget, [&] { at::matmul_out(out, a, b); });
+    return 2.0 * std::pow(static_cast<double>(n), 3) / best;
+  };
+  // A size whose rounds fit several times into the time asked for.
+  double rate = rate_at(512, seconds / 8);
+  constexpr int64_t kLargest = 2048;
+  int64_t n = kLargest;
+  while (n > 512 && 4 * 2.0 * std::pow(static_cast<double>(n), 3) / rate > seconds) n /= 2;
+  if (n > 512) rate = std::max(rate, rate_at(n, seconds / 2));
+  return rate;
+}
+
+}  // namespace dovetail

@@ -1,0 +1,100 @@
+#include "dovetail/base/rng.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <numbers>
+
+#include "dovetail/base/error.h"
+
+namespace dovetail {
+namespace {
+
+constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
+
+// The finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014; constants of Stafford's variant 13): a bijection.
+uint64_t finalise(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+  return z ^ (z >> 31);
+}
+
+uint64_t word64(const std::array<uint32_t, 4>& words, int half) {
+  return words[static_cast<size_t>(2 * half)] | uint64_t{words[static_cast<size_t>(2 * half + 1)]} << 32;
+}
+
+// Retries of one draw take the upper half of the counter's high word, which streams do not reach.
+std::array<uint32_t, 4> draw(uint64_t seed, RandomStream stream, uint64_t index, uint64_t attempt) {
+  return philox(seed, index, static_cast<uint64_t>(stream) | attempt << 32);
+}
+
+}  // namespace
+
+std::array<uint32_t, 4> philox(uint64_t key, uint64_t counter_low, uint64_t counter_high) {
+  constexpr uint64_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
+  constexpr uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
+  auto key0 = static_cast<uint32_t>(key), key1 = static_cast<uint32_t>(key >> 32);
+  std::array<uint32_t, 4> x = {static_cast<uint32_t>(counter_low), static_cast<uint32_t>(counter_low >> 32),
+                               static_cast<uint32_t>(counter_high), static_cast<uint32_t>(counter_high >> 32)};
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t product0 = kMultiplier0 * x[0], product1 = kMultiplier1 * x[2];
+    x = {static_cast<uint32_t>(product1 >> 32) ^ x[1] ^ key0, static_cast<uint32_t>(product1),
+         static_cast<uint32_t>(product0 >> 32) ^ x[3] ^ key1, static_cast<uint32_t>(product0)};
+    key0 += kWeyl0;
+    key1 += kWeyl1;
+  }
+  return x;
+}
+
+uint64_t random_below(uint64_t seed, RandomStream stream, uint64_t index, uint64_t bound) {
+  DOVETAIL_CHECK(bound > 0, "a random number below 0 was asked for");
+  // Lemire, ACM TOMACS 2019: the high word of x * bound is uniform once the low words that come up too often are
+  // refused.
+  __extension__ using Product = unsigned __int128;
+  const uint64_t refused = (0 - bound) % bound;
+  for (uint64_t attempt = 0;; ++attempt) {
+    const auto words = draw(seed, stream, index, attempt);
+    for (int half = 0; half < 2; ++half) {
+      const Product product = Product{word64(words, half)} * bound;
+      if (static_cast<uint64_t>(product) >= refused) return static_cast<uint64_t>(product >> 64);
+    }
+  }
+}
+
+double random_uniform(uint64_t seed, RandomStream stream, uint64_t index) {
+  return static_cast<double>(word64(draw(seed, stream, index, 0), 0) >> 11) * 0x1p-53;
+}
+
+std::array<double, 2> random_normal(uint64_t seed, RandomStream stream, uint64_t index) {
+  const auto words = draw(seed, stream, index, 0);
+  // The radius takes a uniform number in (0, 1]: the logarithm of 0 is not finite.
+  const double radius = std::sqrt(-2.0 * std::log(static_cast<double>((word64(words, 0) >> 11) + 1) * 0x1p-53));
+  const double angle = 2.0 * std::numbers::pi * static_cast<double>(word64(words, 1) >> 11) * 0x1p-53;
+  return {radius * std::cos(angle), radius * std::sin(angle)};
+}
+
+uint64_t permuted_index(uint64_t seed, uint64_t index, uint64_t size) {
+  DOVETAIL_CHECK(index < size, "index {} of a permutation of {} elements", index, size);
+  if (size == 1) return 0;
+  // A Feistel network permutes the next power of two; walking its cycle until it is back below `size` permutes [0,
+  // size) in under two steps on average.
+  constexpr int kRounds = 8;
+  const int bits = std::max(2, static_cast<int>(std::bit_width(size - 1)));
+  const int right_bits = bits / 2, left_bits = bits - right_bits;
+  uint64_t at = index;
+  do {
+    uint64_t left = at >> right_bits, right = at & ((uint64_t{1} << right_bits) - 1);
+    for (int round = 0; round < kRounds; ++round) {
+      const bool even = round % 2 == 0;
+      const uint64_t noise = mix_seed(mix_seed(seed, static_cast<uint64_t>(round)), even ? right : left);
+      uint64_t& half = even ? left : right;
+      half = (half ^ noise) & ((uint64_t{1} << (even ? left_bits : right_bits)) - 1);
+    }
+    at = left << right_bits | right;
+  } while (at >= size);
+  return at;
+}
+
+uint64_t mix_seed(uint64_t a, uint64_t b) { return finalise(finalise(a + kGolden) + b + kGolden); }
+
+}  // namespace dovetail

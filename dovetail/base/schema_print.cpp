@@ -1,0 +1,89 @@
+#include <fmt/format.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <type_traits>
+
+#include "dovetail/base/schema.h"
+#include "dovetail/base/schema_declaration.h"
+
+namespace dovetail {
+namespace {
+
+using FieldState = SchemaAccess::Field;
+using SectionState = SchemaAccess::Section;
+
+// `heading` is what stands above the keys: "[model]", "[[data.phase]]", or nothing at the root.
+void print_section(std::string& out, const SectionState& section, const std::string& path, const std::string& heading) {
+  if (!heading.empty()) out += (out.empty() ? "" : "\n") + heading + "\n";
+  for (const FieldState& field : section.fields) {
+    out += fmt::format("{} = {}\n", field.key, SchemaAccess::value_text(field));
+  }
+  // TOML takes whatever follows a heading into its table: empty lists, which have none, come before the first.
+  for (const SectionState::List& list : section.lists) {
+    if (list.size() == 0) out += fmt::format("{} = []\n", list.key);
+  }
+  for (const SectionState& child : section.sections) {
+    const std::string child_path = join_path(path, child.key);
+    print_section(out, child, child_path, "[" + child_path + "]");
+  }
+  for (const SectionState::List& list : section.lists) {
+    const std::string list_path = join_path(path, list.key);
+    for (int64_t i = 0; i < list.size(); ++i) {
+      SectionState element;
+      list.describe_element(i, element.section);
+      print_section(out, element, list_path, "[[" + list_path + "]]");
+    }
+  }
+}
+
+template <class T>
+nlohmann::json json_of(const T& value) {
+  return value;
+}
+// JSON has no such numbers: they are written as the strings that TOML has for them.
+nlohmann::json json_of(double value) {
+  if (std::isfinite(value)) return value;
+  return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+}
+nlohmann::json json_of(const std::vector<double>& values) {
+  nlohmann::json out = nlohmann::json::array();
+  for (const double value : values) out.push_back(json_of(value));
+  return out;
+}
+
+nlohmann::json section_json(const SectionState& section) {
+  nlohmann::json out = nlohmann::json::object();
+  for (const FieldState& field : section.fields) {
+    out[field.key] = std::visit([](const auto* member) { return json_of(*member); }, field.target);
+  }
+  for (const SectionState& child : section.sections) out[child.key] = section_json(child);
+  for (const SectionState::List& list : section.lists) {
+    nlohmann::json elements = nlohmann::json::array();
+    for (int64_t i = 0; i < list.size(); ++i) {
+      SectionState element;
+      list.describe_element(i, element.section);
+      elements.push_back(section_json(element));
+    }
+    out[list.key] = std::move(elements);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string config_to_toml(const Describe& describe) {
+  SectionState root;
+  describe(root.section);
+  std::string out;
+  print_section(out, root, "", "");
+  return out;
+}
+
+nlohmann::json config_to_json(const Describe& describe) {
+  SectionState root;
+  describe(root.section);
+  return section_json(root);
+}
+
+}  // namespace dovetail

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace dovetail::sha256_kernels {
+
+/// The SHA-256 compression function over `blocks` blocks of 64 bytes each.
+using Compress = void (*)(uint32_t state[8], const uint8_t* data, size_t blocks);
+
+void compress_portable(uint32_t state[8], const uint8_t* data, size_t blocks);
+
+/// With the SHA extensions of x86-64: only where `has_sha_extensions()`.
+void compress_sha_extensions(uint32_t state[8], const uint8_t* data, size_t blocks);
+bool has_sha_extensions();
+
+}  // namespace dovetail::sha256_kernels
