@@ -33,7 +33,7 @@ def violations(root: pathlib.Path):
                 if folder not in edges:
                     yield f"{where}: folder {folder} is not in cmake/layers.cmake"
                 elif target not in edges[folder]:
-                    yield f"{where}: {folder} may not include {include}; cmake/layers.cmake allows {sorted(edges[folder])}"
+                    yield f"{where}: {folder} may not include {include}; allowed: {sorted(edges[folder])}"
 
 
 def main() -> int:

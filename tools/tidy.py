@@ -2,7 +2,7 @@
 
 usage: tidy.py [--all] [FILE ...]
 
-Without arguments: the sources that differ from the merge base with the branch before (HEAD~1, or everything uncommitted).
+Without arguments: the sources that the last commit or the uncommitted work changed.
 """
 
 import concurrent.futures

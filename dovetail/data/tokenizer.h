@@ -9,8 +9,8 @@
 
 namespace dovetail {
 
-/// Text to token ids and back. Thread-safe after construction. decode(encode(text)) == text for any valid UTF-8 (and for any
-/// bytes at all with `bytes` and byte-level BPE).
+/// Text to token ids and back. Thread-safe after construction. decode(encode(text)) == text for any valid UTF-8 (and
+/// for any bytes at all with `bytes` and byte-level BPE).
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
@@ -33,7 +33,8 @@ std::unique_ptr<Tokenizer> bytes_tokenizer();
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& kind, const std::string& content, const std::string& name);
 std::unique_ptr<Tokenizer> load_tokenizer(const std::filesystem::path& path);  ///< kind by the file's name and content
 
-/// Byte-level BPE trained on `texts`, as tokenizer.json; merges are the most frequent pair, ties by lower ids, deterministic.
+/// Byte-level BPE trained on `texts`, as tokenizer.json; merges are the most frequent pair, ties by lower ids,
+/// deterministic.
 std::string train_bpe(const std::vector<std::string_view>& texts, int64_t vocab_size, const std::string& split);
 std::string train_sentencepiece(const std::vector<std::string_view>& texts, int64_t vocab_size);
 

@@ -1,0 +1,38 @@
+#include "dovetail/data/config.h"
+
+namespace dovetail {
+
+void SourceConfig::describe(Section& s) {
+  s.value("path", path, "Folder made by `dovetail prepare`").required();
+  s.value("weight", weight, "Share of the tokens, relative to the other sources of the mixture").above(0);
+}
+
+void PhaseConfig::describe(Section& s) {
+  s.value("from", from, "Fraction of the run at which this mixture begins").range(0, 1);
+  s.list("mixture", mixture, "Sources of this phase");
+}
+
+void TokenizerConfig::describe(Section& s) {
+  s.value("kind", kind, "How text becomes tokens").choices({"bytes", "bpe", "sentencepiece"});
+  s.value("path", path, "tokenizer.json or SentencePiece model to use; empty: train one on the training text");
+  s.value("vocab_size", vocab_size, "Size of a vocabulary that is trained").unit("tokens").range(257, 1000000);
+  s.value("split", split, "How a trained bpe cuts text into words").choices({"gpt2", "llama3"});
+}
+
+void DataConfig::describe(Section& s) {
+  s.value("text", text, "Files, folders and globs that `dovetail prepare` reads");
+  s.value("file_list", file_list, "Instead of text: a file that names one `root<TAB>relative path` a line");
+  s.value("path", path, "Prepared folder; default data/<run.name>");
+  s.value("text_field", text_field, "Field of .jsonl and column of Parquet that holds the text");
+  s.value("validation_fraction", validation_fraction, "Share of the text held out for validation").range(0, 0.5);
+  s.value("validation_split", validation_split,
+          "document: whole documents, by a hash of their relative path; tail: the end of each document")
+      .choices({"document", "tail"});
+  s.value("deduplicate", deduplicate, "Drop documents whose content was seen before");
+  s.value("max_document_bytes", max_document_bytes, "Skip larger documents; 0: no limit").unit("bytes").range(0, 1e15);
+  s.section("tokenizer", tokenizer, "The tokenizer of `dovetail prepare`");
+  s.list("mixture", mixture, "Instead of path: several prepared folders, mixed by weight");
+  s.list("phase", phase, "Later mixtures, each from a fraction of the run on");
+}
+
+}  // namespace dovetail

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "dovetail/data/parquet/parquet_module.h"
+
+namespace dovetail {
+
+/// The text column of a Parquet file. Opens the module that holds Arrow when first called; throws UserError that names
+/// pyarrow when the module or Arrow is not there, and for a file that cannot be read or has no such column.
+std::unique_ptr<ParquetText> open_parquet(const std::filesystem::path& path, const std::string& column);
+
+}  // namespace dovetail

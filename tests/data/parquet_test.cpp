@@ -1,0 +1,104 @@
+#include "dovetail/data/parquet.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/file.h"
+#include "dovetail/data/prepare.h"
+#include "dovetail/data/token_store.h"
+#include "temporary_folder.h"
+
+// The files are made by pyarrow: tools/make_parquet_fixtures.py.
+
+namespace dovetail {
+namespace {
+
+using testing::HasSubstr;
+
+std::filesystem::path fixture(const std::string& name) {
+  return std::filesystem::path(std::getenv("DOVETAIL_TEST_DATA")) / "parquet" / name;
+}
+
+std::string expected_text(int row) {
+  std::string text;
+  for (int i = 0; i < row % 4 + 1; ++i) text += fmt::format("row {} \u00e9\n", row);
+  return text;
+}
+
+std::string refusal(const std::filesystem::path& file, const std::string& column) {
+  try {
+    open_parquet(file, column)->read(0, [](int64_t, std::string_view) {});
+  } catch (const UserError& e) {
+    return std::string(e.what()) + " / " + e.help() + " / " + e.place();
+  }
+  return "accepted";
+}
+
+class Parquet : public testing::TestWithParam<const char*> {};
+
+TEST_P(Parquet, GivesTheColumnRowByRow) {
+  const auto reader = open_parquet(fixture(GetParam()), "text");
+  ASSERT_EQ(reader->num_row_groups(), 3);
+  int64_t seen = 0, empty = 0;
+  for (int64_t group = 0; group < 3; ++group) {
+    EXPECT_GT(reader->group_bytes(group), 0u);
+    reader->read(group, [&](int64_t row, std::string_view text) {
+      EXPECT_EQ(row / 20, group);
+      EXPECT_NE(row % 7, 3) << "null";
+      if (row % 7 == 5) {
+        EXPECT_EQ(text, "");
+        ++empty;
+      } else {
+        EXPECT_EQ(text, expected_text(static_cast<int>(row)));
+      }
+      ++seen;
+    });
+  }
+  EXPECT_EQ(seen, 50 - 7);
+  EXPECT_EQ(empty, 7);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, Parquet, testing::Values("string.parquet", "large_string.parquet"),
+                         [](const auto& info) {
+                           return std::string(info.param).substr(0, std::string(info.param).find('.'));
+                         });
+
+TEST(ParquetErrors, NameFileAndColumn) {
+  EXPECT_THAT(refusal(fixture("string.parquet"), "body"),
+              testing::AllOf(HasSubstr("`body`"), HasSubstr("`number` (int64)"), HasSubstr("text_field"),
+                             HasSubstr("string.parquet")));
+  EXPECT_THAT(refusal(fixture("string.parquet"), "number"), HasSubstr("int64"));
+  EXPECT_THAT(refusal(fixture("string.parquet"), "nested"), HasSubstr("struct"));
+  EXPECT_THAT(refusal(fixture("dictionary.parquet"), "text"), HasSubstr("dictionary"));
+  EXPECT_THAT(refusal(fixture("absent.parquet"), "text"), HasSubstr("absent.parquet"));
+}
+
+TEST(ParquetErrors, DamageIsTheUsersErrorNotACrash) {
+  const TemporaryFolder folder;
+  const std::string whole = read_file(fixture("string.parquet"));
+  EXPECT_NE(refusal(folder.write("short.parquet", whole.substr(0, whole.size() / 2)), "text"), "accepted");
+  EXPECT_NE(refusal(folder.write("empty.parquet", ""), "text"), "accepted");
+  EXPECT_NE(refusal(folder.write("text.parquet", "this is text, not Parquet"), "text"), "accepted");
+}
+
+TEST(ParquetPrepare, TakesEachRowForADocument) {
+  const TemporaryFolder folder;
+  DataConfig config;
+  config.text = {fixture("string.parquet").string()};
+  config.validation_fraction = 0.3;
+  const PrepareResult result = prepare(config, folder.path() / "out");
+  EXPECT_EQ(result.documents, 50 - 14);
+  uint64_t bytes = 0;
+  for (int row = 0; row < 50; ++row)
+    if (row % 7 != 3 && row % 7 != 5) bytes += expected_text(row).size();
+  EXPECT_EQ(result.train_bytes + result.validation_bytes, bytes);
+  EXPECT_GT(result.validation_bytes, 0u);
+  EXPECT_TRUE(prepare(config, folder.path() / "out").reused);
+}
+
+}  // namespace
+}  // namespace dovetail
