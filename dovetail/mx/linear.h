@@ -1,5 +1,6 @@
 #pragma once
 
+#include <c10/core/Device.h>
 #include <torch/nn/module.h>
 
 #include <memory>
@@ -9,6 +10,7 @@ namespace dovetail {
 
 /// What a Linear is for; later recipes choose its precision by role.
 enum class LinearRole { kQkv, kAttentionOut, kFeedForwardUp, kFeedForwardDown, kHead };
+/// "qkv", "attention_out", "ffn_up", "ffn_down", "head".
 const char* role_name(LinearRole role);
 
 /// A Linear layer that knows its role and full name ("blocks.3.ffn.up"). weight (out, in); bias (out) or undefined.
@@ -19,6 +21,7 @@ class Linear : public torch::nn::Module {
     bool bias = false;
     LinearRole role = LinearRole::kHead;
     std::string name;
+    c10::Device device = c10::kCPU;  ///< meta: sizes only
   };
   explicit Linear(Options options);
 
@@ -31,8 +34,7 @@ class Linear : public torch::nn::Module {
   Options options_;
 };
 
-/// The only way to make a Linear. Parameters are made uninitialised on the default device and dtype (float32);
-/// `initialize` of the model fills them.
+/// The only way to make a Linear. Parameters are float32 and uninitialised; `initialize` of the model fills them.
 std::shared_ptr<Linear> make_linear(Linear::Options options);
 
 }  // namespace dovetail

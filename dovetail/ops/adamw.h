@@ -16,10 +16,10 @@ struct AdamWOptions {
 };
 
 struct AdamWTensor {
-  at::Tensor parameter;      ///< float32 or float64 master weight, contiguous
-  at::Tensor gradient;       ///< same shape; float32, float64 or bfloat16
-  at::Tensor m, v;           ///< same dtype as parameter
-  at::Tensor compute_copy;   ///< undefined, or the bfloat16 weight used in forward: written with the rounded result
+  at::Tensor parameter;     ///< float32 or float64 master weight, contiguous
+  at::Tensor gradient;      ///< same shape; float32, float64 or bfloat16
+  at::Tensor m, v;          ///< same dtype as parameter
+  at::Tensor compute_copy;  ///< undefined, or the bfloat16 weight used in forward: written with the rounded result
   double weight_decay = 0.0;
 };
 

@@ -4,15 +4,17 @@
 
 #include <vector>
 
-/// The differentiable operations of a decoder-only transformer. On CPU in float32 and bfloat16 these are our fused kernels
-/// (statistics, softmax and accumulation in FP32); on other devices they are composed of ATen's operators. Each is also
-/// `torch.ops.dovetail.<name>`. All throw UserError on wrong shapes or dtypes, naming them. Work on the meta device too.
+/// The differentiable operations of a decoder-only transformer. On CPU in float32 and bfloat16 these are our fused
+/// kernels (statistics, softmax and accumulation in FP32); on other devices they are composed of ATen's operators. Each
+/// is also `torch.ops.dovetail.<name>`. All throw UserError on wrong shapes or dtypes, naming them. On the meta device
+/// they give shapes, without gradients.
 namespace dovetail {
 
 /// y = x @ weight^T + bias.  x (..., in), weight (out, in), bias (out) or undefined; same dtype. y (..., out).
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 
-/// x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019). weight (width), any float dtype.
+/// x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019). weight (width), any float
+/// dtype.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
 /// Layer normalisation over the last dimension (Ba et al. 2016); weight and bias (width); bias may be undefined.
@@ -20,9 +22,10 @@ at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::T
 
 /// Causal scaled-dot-product attention with rotary positions (Su et al. 2021) on queries and keys, in one operation.
 ///
-/// q (B, T, H, D), k and v (B, S, Hkv, D), H a multiple of Hkv; returns (B, T, H, D). With S > T the queries are the last T
-/// positions (decoding with a cache: k is then expected already rotated up to S - T, see `rotate`). `rotary_dim` (even, <= D; 0: none)
-/// leading elements of each head are rotated in pairs (i, i + rotary_dim / 2), as Llama and GPT-NeoX do, with base `theta`.
+/// q (B, T, H, D), k and v (B, S, Hkv, D), H a multiple of Hkv; returns (B, T, H, D). With S > T the queries are the
+/// last T positions (decoding with a cache: k is then expected already rotated up to S - T, see `rotate`). `rotary_dim`
+/// (even, <= D; 0: none) leading elements of each head are rotated in pairs (i, i + rotary_dim / 2), as Llama and
+/// GPT-NeoX do, with base `theta`.
 struct AttentionOptions {
   int64_t rotary_dim = 0;
   double theta = 10000.0;
@@ -40,12 +43,12 @@ at::Tensor gelu(const at::Tensor& x);
 at::Tensor squared_relu(const at::Tensor& x);
 
 /// Sum over tokens of -log softmax(x @ weight^T)[target], without ever holding all logits: rows go through in chunks,
-/// forward and gradient in one pass. x (N, width), weight (vocab, width), targets (N) int64; targets of -100 are left out.
-/// Returns a scalar, float32 (float64 for float64 input).
+/// forward and gradient in one pass. x (N, width), weight (vocab, width), targets (N) int64; targets of -100 are left
+/// out. Returns a scalar, float32 (float64 for float64 input).
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets);
 
-/// Rows of `weight` (vocab, width) for ids (...) int64: (..., width). Its gradient is accumulated in index order, so it is
-/// the same bits for any number of threads.
+/// Rows of `weight` (vocab, width) for ids (...) int64: (..., width). Its gradient is accumulated in index order, so it
+/// is the same bits for any number of threads.
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids);
 
 }  // namespace dovetail

@@ -6,10 +6,10 @@ namespace dovetail {
 
 /// c (m, n) = [c +] op(a) @ op(b), where op(a) is (m, k) and op(b) is (k, n); op is the transpose when asked.
 ///
-/// float32 on CPU runs our kernel (AVX-512, AVX2 or scalar, chosen at run time; blocked as in Goto and van de Geijn 2008);
-/// bfloat16 on CPU and everything on CUDA goes to ATen. Any strides for c's batch-free two dimensions of a and b; c must be
-/// row-major. FP32 accumulation. The order of additions depends on the shape alone, never on the number of threads.
-/// Throws UserError on mismatched shapes, dtypes or devices, naming both shapes.
+/// float32 on CPU runs our kernel (AVX-512, AVX2 or scalar, chosen at run time; blocked as in Goto and van de Geijn
+/// 2008); bfloat16 on CPU and everything on CUDA goes to ATen. Any strides for c's batch-free two dimensions of a and
+/// b; c must be row-major. FP32 accumulation. The order of additions depends on the shape alone, never on the number of
+/// threads. Throws UserError on mismatched shapes, dtypes or devices, naming both shapes.
 struct GemmOptions {
   bool transpose_a = false;
   bool transpose_b = false;

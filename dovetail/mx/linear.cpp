@@ -1,0 +1,40 @@
+#include "dovetail/mx/linear.h"
+
+#include <torch/types.h>
+
+#include <utility>
+
+#include "dovetail/base/error.h"
+#include "dovetail/ops/functions.h"
+
+namespace dovetail {
+
+const char* role_name(LinearRole role) {
+  switch (role) {
+    case LinearRole::kQkv:
+      return "qkv";
+    case LinearRole::kAttentionOut:
+      return "attention_out";
+    case LinearRole::kFeedForwardUp:
+      return "ffn_up";
+    case LinearRole::kFeedForwardDown:
+      return "ffn_down";
+    case LinearRole::kHead:
+      return "head";
+  }
+  DOVETAIL_CHECK(false, "no Linear role has the number {}", static_cast<int>(role));
+  return "";
+}
+
+Linear::Linear(Options options) : options_(std::move(options)) {
+  DOVETAIL_CHECK(options_.in > 0 && options_.out > 0, "{} would be {} x {}", options_.name, options_.out, options_.in);
+  const auto tensor_options = torch::dtype(torch::kFloat32).device(options_.device);
+  weight = register_parameter("weight", torch::empty({options_.out, options_.in}, tensor_options));
+  if (options_.bias) bias = register_parameter("bias", torch::empty({options_.out}, tensor_options));
+}
+
+at::Tensor Linear::forward(const at::Tensor& x) { return dovetail::linear(x, weight, bias); }
+
+std::shared_ptr<Linear> make_linear(Linear::Options options) { return std::make_shared<Linear>(std::move(options)); }
+
+}  // namespace dovetail

@@ -1,0 +1,150 @@
+#include "dovetail/ops/adamw.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/parallel.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/ops/adamw_simd.h"
+#include "dovetail/ops/dispatch.h"
+
+namespace dovetail {
+
+namespace {
+
+void check_tensor(const AdamWTensor& t, size_t index) {
+  user_check(t.parameter.defined() && t.parameter.is_contiguous() &&
+                 (t.parameter.scalar_type() == at::kFloat || t.parameter.scalar_type() == at::kDouble),
+             "adamw_step: parameter {} must be contiguous float32 or float64, but is {}", index, describe(t.parameter));
+  user_check(t.gradient.defined() && t.gradient.sizes() == t.parameter.sizes(),
+             "adamw_step: gradient {} must have the shape of its parameter {}, but is {}", index, describe(t.parameter),
+             describe(t.gradient));
+  const auto gradient = t.gradient.scalar_type();
+  user_check(gradient == at::kFloat || gradient == at::kDouble || gradient == at::kBFloat16,
+             "adamw_step: gradient {} must be float32, float64 or bfloat16, but is {}", index, describe(t.gradient));
+  for (const at::Tensor* moment : {&t.m, &t.v}) {
+    user_check(moment->defined() && moment->sizes() == t.parameter.sizes() && moment->is_contiguous() &&
+                   moment->scalar_type() == t.parameter.scalar_type(),
+               "adamw_step: the moments of parameter {} must be contiguous and like it, {}, but one is {}", index,
+               describe(t.parameter), describe(*moment));
+  }
+  if (!t.compute_copy.defined()) return;
+  user_check(t.compute_copy.sizes() == t.parameter.sizes() && t.compute_copy.is_contiguous() &&
+                 t.compute_copy.scalar_type() == at::kBFloat16,
+             "adamw_step: compute copy {} must be contiguous bfloat16 of the shape of {}, but is {}", index,
+             describe(t.parameter), describe(t.compute_copy));
+}
+
+void step_composed(const AdamWTensor& t, const AdamWOptions& o) {
+  at::Tensor parameter = t.parameter, m = t.m, v = t.v;
+  const at::Tensor gradient = t.gradient.to(parameter.scalar_type()) * o.grad_scale;
+  m.mul_(o.beta1).add_(gradient, 1 - o.beta1);
+  v.mul_(o.beta2).addcmul_(gradient, gradient, 1 - o.beta2);
+  const double correction1 = 1 - std::pow(o.beta1, o.step), correction2 = 1 - std::pow(o.beta2, o.step);
+  parameter.mul_(1 - o.lr * t.weight_decay);
+  parameter.addcdiv_(m, (v / correction2).sqrt_().add_(o.eps), -o.lr / correction1);
+  if (t.compute_copy.defined()) at::Tensor(t.compute_copy).copy_(parameter);
+}
+
+/// Elements handled at a time: about half a megabyte of the five arrays.
+constexpr int64_t kPiece = 32768;
+
+/// Pieces of all tensors in one list, so that threads share large and small tensors alike.
+struct Piece {
+  size_t tensor;
+  int64_t begin, count;
+};
+
+std::vector<Piece> cut(const std::vector<at::Tensor>& tensors) {
+  std::vector<Piece> pieces;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    for (int64_t begin = 0; begin < tensors[i].numel(); begin += kPiece)
+      pieces.push_back({i, begin, std::min(kPiece, tensors[i].numel() - begin)});
+  }
+  return pieces;
+}
+
+const void* element(const at::Tensor& x, int64_t index) {
+  return static_cast<const char*>(x.const_data_ptr()) + index * static_cast<int64_t>(x.element_size());
+}
+
+void step_by_kernel(const std::vector<AdamWTensor>& tensors, const AdamWOptions& o) {
+  std::vector<at::Tensor> gradients;
+  for (const AdamWTensor& t : tensors) gradients.push_back(t.gradient.contiguous());
+  const double correction1 = 1 - std::pow(o.beta1, o.step), correction2 = 1 - std::pow(o.beta2, o.step);
+  const AdamWScalars scalars{.beta1 = static_cast<float>(o.beta1),
+                             .beta2 = static_cast<float>(o.beta2),
+                             .eps = static_cast<float>(o.eps),
+                             .grad_scale = static_cast<float>(o.grad_scale),
+                             .step_size = static_cast<float>(o.lr / correction1),
+                             .inverse_correction = static_cast<float>(1 / std::sqrt(correction2)),
+                             .rest1 = static_cast<float>(1 - o.beta1),
+                             .rest2 = static_cast<float>(1 - o.beta2)};
+  const std::vector<Piece> pieces = cut(gradients);
+  parallel_pieces(static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const Piece& piece = pieces[static_cast<size_t>(i)];
+      const AdamWTensor& t = tensors[piece.tensor];
+      adamw_span({.parameter = t.parameter.mutable_data_ptr<float>() + piece.begin,
+                  .gradient = element(gradients[piece.tensor], piece.begin),
+                  .gradient_storage = storage_of(t.gradient),
+                  .m = t.m.mutable_data_ptr<float>() + piece.begin,
+                  .v = t.v.mutable_data_ptr<float>() + piece.begin,
+                  .compute_copy = t.compute_copy.defined()
+                                      ? static_cast<uint16_t*>(t.compute_copy.mutable_data_ptr()) + piece.begin
+                                      : nullptr,
+                  .count = piece.count,
+                  .decay = static_cast<float>(1 - o.lr * t.weight_decay)},
+                 scalars);
+    }
+  });
+}
+
+}  // namespace
+
+void adamw_step(const std::vector<AdamWTensor>& tensors, const AdamWOptions& options) {
+  user_check(options.step >= 1, "adamw_step: step counts from 1, but is {}", options.step);
+  for (size_t i = 0; i < tensors.size(); ++i) check_tensor(tensors[i], i);
+  const TraceSpan span("dovetail::adamw");
+  const at::NoGradGuard no_grad;
+  std::vector<AdamWTensor> for_kernel;
+  for (const AdamWTensor& t : tensors) {
+    const bool fits = t.parameter.scalar_type() == at::kFloat && t.gradient.scalar_type() != at::kDouble;
+    if (fits && use_kernel(Kernel::kAdamW, t.parameter)) {
+      for_kernel.push_back(t);
+    } else {
+      step_composed(t, options);
+    }
+  }
+  step_by_kernel(for_kernel, options);
+}
+
+double sum_of_squares(const std::vector<at::Tensor>& tensors) {
+  const TraceSpan span("dovetail::sum_of_squares");
+  std::vector<at::Tensor> for_kernel;
+  double sum = 0;
+  for (const at::Tensor& t : tensors) {
+    if (use_kernel(Kernel::kAdamW, t)) {
+      for_kernel.push_back(t.detach().contiguous());
+    } else {
+      sum += t.detach().to(at::kDouble).square().sum().item<double>();
+    }
+  }
+  const std::vector<Piece> pieces = cut(for_kernel);
+  std::vector<double> sums(pieces.size());
+  parallel_pieces(static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const Piece& piece = pieces[static_cast<size_t>(i)];
+      const at::Tensor& t = for_kernel[piece.tensor];
+      sums[static_cast<size_t>(i)] = sum_of_squares_span(element(t, piece.begin), storage_of(t), piece.count);
+    }
+  });
+  return std::accumulate(sums.begin(), sums.end(), sum);
+}
+
+}  // namespace dovetail

@@ -1,0 +1,151 @@
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/ops/composed.h"
+#include "dovetail/ops/cross_entropy_simd.h"
+#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/functions.h"
+#include "dovetail/ops/gemm.h"
+
+namespace dovetail {
+
+namespace {
+
+/// Rows of logits held at a time. 8 MiB of them stay in the last-level cache; but each chunk reads the weight and reads
+/// and writes its gradient once, so that fewer than kLeastRows would make memory the bound for a large vocabulary.
+constexpr int64_t kChunkBytes = int64_t{8} << 20;
+constexpr int64_t kLeastRows = 512;
+
+int64_t chunk_rows(int64_t rows, int64_t vocab, int64_t element_bytes) {
+  return std::clamp<int64_t>(kChunkBytes / (vocab * element_bytes), std::min(rows, kLeastRows), rows);
+}
+
+/// What CrossEntropyProblem says, by ATen: losses; `logits` overwritten with their gradient if `gradient`.
+at::Tensor losses_composed(at::Tensor& logits, const at::Tensor& targets, bool gradient) {
+  const at::Tensor kept = targets.ne(kIgnoredTarget), safe = targets.clamp_min(0).unsqueeze(1);
+  const at::Tensor wide = logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
+  const at::Tensor logsumexp = wide.logsumexp(1, /*keepdim=*/true);
+  const at::Tensor losses = at::where(kept, (logsumexp - wide.gather(1, safe)).squeeze(1), 0);
+  if (gradient) {
+    at::Tensor probability = (wide - logsumexp).exp_();
+    probability.scatter_add_(1, safe, at::full_like(safe, -1, wide.options()));
+    logits.copy_(probability.mul_(kept.unsqueeze(1)));
+  }
+  return losses;
+}
+
+at::Tensor losses_of(at::Tensor& logits, const at::Tensor& targets, bool gradient) {
+  const TraceSpan span("dovetail::cross_entropy");
+  if (!use_kernel(Kernel::kCrossEntropy, logits)) return losses_composed(logits, targets, gradient);
+  const at::Tensor losses = at::empty({logits.size(0)}, logits.options().dtype(at::kFloat));
+  cross_entropy_rows({.rows = logits.size(0),
+                      .vocab = logits.size(1),
+                      .storage = storage_of(logits),
+                      .logits = logits.mutable_data_ptr(),
+                      .targets = targets.const_data_ptr<int64_t>(),
+                      .losses = losses.mutable_data_ptr<float>(),
+                      .gradient = gradient});
+  return losses;
+}
+
+struct LossAndGradients {
+  at::Tensor loss, dx, dweight;
+};
+
+LossAndGradients run(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets, bool need_dx,
+                     bool need_dweight) {
+  const int64_t rows = x.size(0), vocab = weight.size(0);
+  const auto loss_options = x.options().dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  LossAndGradients result;
+  if (need_dx) result.dx = at::empty_like(x, at::MemoryFormat::Contiguous);
+  if (need_dweight)
+    result.dweight = rows == 0 ? at::zeros_like(weight) : at::empty_like(weight, at::MemoryFormat::Contiguous);
+  const int64_t chunk = rows == 0 ? 0 : chunk_rows(rows, vocab, static_cast<int64_t>(x.element_size()));
+  const at::Tensor buffer = at::empty({chunk, vocab}, x.options());
+  std::vector<at::Tensor> losses;
+  for (int64_t row = 0; row < rows; row += chunk) {
+    const int64_t count = std::min(chunk, rows - row);
+    const at::Tensor x_chunk = x.narrow(0, row, count);
+    at::Tensor logits = buffer.narrow(0, 0, count);
+    gemm_into(logits, x_chunk, weight, {.transpose_b = true});
+    losses.push_back(losses_of(logits, targets.narrow(0, row, count), need_dx || need_dweight));
+    if (need_dx) {
+      at::Tensor dx_chunk = result.dx.narrow(0, row, count);
+      gemm_into(dx_chunk, logits, weight);
+    }
+    if (need_dweight) gemm_into(result.dweight, logits, x_chunk, {.transpose_a = true, .accumulate = row > 0});
+  }
+  // Summed in float64: float32 would lose a digit or two over thousands of tokens.
+  result.loss = rows == 0 ? at::zeros({}, loss_options) : at::cat(losses).sum(at::kDouble).to(loss_options.dtype());
+  return result;
+}
+
+class LinearCrossEntropyFunction : public torch::autograd::Function<LinearCrossEntropyFunction> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& targets) {
+    const LossAndGradients result = run(x, weight, targets, x.requires_grad(), weight.requires_grad());
+    context->saved_data["gradients"] = std::vector<at::Tensor>{
+        result.dx.defined() ? result.dx : at::empty({0}), result.dweight.defined() ? result.dweight : at::empty({0})};
+    return result.loss;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    user_check(context->saved_data.count("gradients") > 0,
+               "linear_cross_entropy: its gradients were handed over by the first backward and are gone");
+    // Handed over rather than shared: autograd then keeps them as .grad without a copy.
+    std::vector<at::Tensor> stored = context->saved_data["gradients"].toTensorVector();
+    context->saved_data.erase("gradients");
+    const at::Tensor scale = gradients[0];
+    const bool is_one = scale.is_cpu() && scale.item<double>() == 1.0;
+    torch::autograd::variable_list result(3);
+    for (size_t i = 0; i < 2; ++i) {
+      if (!context->needs_input_grad(i)) continue;
+      result[i] = is_one ? std::move(stored[i]) : stored[i].mul_(scale);
+      stored[i].reset();
+    }
+    return result;
+  }
+};
+
+void check_linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets) {
+  user_check(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(1) && weight.size(0) > 0,
+             "linear_cross_entropy: x must be (tokens, width) and weight (vocab, width); x is {}, weight is {}",
+             describe(x), describe(weight));
+  user_check(
+      x.scalar_type() == weight.scalar_type() && x.device() == weight.device() && at::isFloatingType(x.scalar_type()),
+      "linear_cross_entropy: x and weight must share a floating dtype and device; x is {}, weight is {}", describe(x),
+      describe(weight));
+  user_check(targets.dim() == 1 && targets.size(0) == x.size(0) && targets.scalar_type() == at::kLong &&
+                 targets.device() == x.device(),
+             "linear_cross_entropy: targets must be int64 [{}] on the device of x, but are {}", x.size(0),
+             describe(targets));
+  if (!targets.is_cpu()) return;
+  const at::Tensor contiguous = targets.contiguous();
+  const int64_t* target = contiguous.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < contiguous.numel(); ++i)
+    user_check(target[i] == kIgnoredTarget || (target[i] >= 0 && target[i] < weight.size(0)),
+               "linear_cross_entropy: target {} of token {} is outside of the vocabulary of {} (and not {}, left out)",
+               target[i], i, weight.size(0), kIgnoredTarget);
+}
+
+}  // namespace
+
+at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets) {
+  check_linear_cross_entropy(x, weight, targets);
+  if (x.is_meta()) return at::empty({}, x.options().dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat));
+  if (x.is_cpu() && !kernel_enabled(Kernel::kCrossEntropy)) return composed::linear_cross_entropy(x, weight, targets);
+  const at::Tensor contiguous = targets.contiguous();
+  if (at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad()))
+    return LinearCrossEntropyFunction::apply(x, weight, contiguous);
+  return run(x, weight, contiguous, false, false).loss;
+}
+
+}  // namespace dovetail

@@ -1,0 +1,138 @@
+#include "dovetail/ops/simd_config.h"
+// foreach_target compiles the rest once per instruction set.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "dovetail/ops/gemm_simd.cpp"
+#include "hwy/foreach_target.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "dovetail/base/parallel.h"
+#include "dovetail/ops/gemm_simd.h"
+#include "dovetail/ops/micro_kernel_inl.h"
+#include "dovetail/ops/workspace.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace dovetail {
+namespace HWY_NAMESPACE {
+
+// Blocking after Goto and van de Geijn (2008): a panel of b is packed once by all threads and read from the shared
+// cache, a block of a (kTaskRows x kDepth) is packed by the thread that uses it and stays in its second-level cache,
+// and one strip of b (kDepth x kTileColumns) in its first.
+constexpr int64_t kDepth = 384;
+constexpr int64_t kTaskRows = 96;
+constexpr int64_t kPanelFloats = int64_t{2} << 20;
+
+HWY_INLINE int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/// The part of b packed at a time: columns [column, column + columns), terms [depth, depth + depths).
+struct Panel {
+  int64_t column, columns, depth, depths;
+  const float* packed;  // by slices of `slice` terms, each by strips of kTileColumns
+  int64_t slice;
+};
+
+void pack_operand(const MatrixView& x, bool rows_are_terms, int64_t index, int64_t count, int64_t width, int64_t depth,
+                  int64_t k, float* to) {
+  // An operand is packed as [term][row of a or column of b].
+  const int64_t index_stride = rows_are_terms ? x.column_stride : x.row_stride;
+  const int64_t term_stride = rows_are_terms ? x.row_stride : x.column_stride;
+  const float* from = x.data + index * index_stride + depth * term_stride;
+  if (index_stride == 1) {
+    pack_straight(from, term_stride, count, width, k, to);
+  } else {
+    pack_transposed(from, index_stride, count, width, k, to);
+  }
+}
+
+void pack_panel(const GemmProblem& g, const Panel& panel, float* to) {
+  const int64_t strips = ceil_divide(panel.columns, kTileColumns);
+  const int64_t slices = ceil_divide(panel.depths, panel.slice);
+  const int64_t grain = std::max<int64_t>(1, (int64_t{1} << 15) / (panel.slice * kTileColumns));
+  parallel_pieces(strips * slices, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t slice = i / strips, strip = i % strips;
+      const int64_t offset = slice * panel.slice, depth = std::min(panel.slice, panel.depths - offset);
+      const int64_t column = strip * kTileColumns;
+      pack_operand(g.b, true, panel.column + column, std::min(kTileColumns, panel.columns - column), kTileColumns,
+                   panel.depth + offset, depth, to + offset * strips * kTileColumns + column * depth);
+    }
+  });
+}
+
+/// Rows [row, row + rows) and the panel's strips [strip, strip_end) of c.
+void multiply_block(const GemmProblem& g, const Panel& panel, int64_t row, int64_t rows, int64_t strip,
+                    int64_t strip_end) {
+  float* a = workspace(Workspace::kGemmRows, static_cast<size_t>((kTaskRows + kTileRows) * panel.slice));
+  const int64_t strips = ceil_divide(panel.columns, kTileColumns);
+  for (int64_t offset = 0; offset < panel.depths; offset += panel.slice) {
+    const int64_t k = std::min(panel.slice, panel.depths - offset);
+    for (int64_t i = 0; i < rows; i += kTileRows)
+      pack_operand(g.a, false, row + i, std::min<int64_t>(kTileRows, rows - i), kTileRows, panel.depth + offset, k,
+                   a + i * k);
+    const bool first = panel.depth + offset == 0;
+    const TileInit init = !first || g.accumulate ? TileInit::kAccumulate : g.bias ? TileInit::kBias : TileInit::kZero;
+    for (int64_t s = strip; s < strip_end; ++s) {
+      const float* b = panel.packed + offset * strips * kTileColumns + s * kTileColumns * k;
+      const int64_t column = panel.column + s * kTileColumns, columns = std::min(kTileColumns, g.n - column);
+      for (int64_t i = 0; i < rows; i += kTileRows) {
+        float* c = g.c + (row + i) * g.ldc + column;
+        prefetch_tile<kTileRows>(c, g.ldc);
+        const auto tile = multiply<kTileRows, 1>(k, a + i * k, kTileRows, b, kTileColumns);
+        store_tile(tile, c, g.ldc, std::min<int64_t>(kTileRows, rows - i), columns, init,
+                   g.bias ? g.bias + column : nullptr);
+      }
+    }
+  }
+}
+
+void multiply_panel(const GemmProblem& g, const Panel& panel) {
+  const int64_t strips = ceil_divide(panel.columns, kTileColumns), row_blocks = ceil_divide(g.m, kTaskRows);
+  // Few rows: cut the columns too, so that there are some tasks for every thread. No sum depends on the cut.
+  const int64_t wanted = ceil_divide(4 * parallel_workers(), row_blocks);
+  const int64_t strips_per_task = std::max<int64_t>(std::min<int64_t>(4, strips), ceil_divide(strips, wanted));
+  const int64_t column_blocks = ceil_divide(strips, strips_per_task);
+  parallel_pieces(row_blocks * column_blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = i / column_blocks * kTaskRows, strip = i % column_blocks * strips_per_task;
+      multiply_block(g, panel, row, std::min(kTaskRows, g.m - row), strip, std::min(strip + strips_per_task, strips));
+    }
+  });
+}
+
+void Gemm(const GemmProblem& g) {
+  // Slices of equal length, so that the last is not a short one.
+  const int64_t slice = ceil_divide(g.k, ceil_divide(g.k, kDepth));
+  const int64_t max_columns = std::max(kTileColumns, kPanelFloats / slice / kTileColumns * kTileColumns);
+  const int64_t columns = ceil_divide(ceil_divide(g.n, ceil_divide(g.n, max_columns)), kTileColumns) * kTileColumns;
+  const int64_t depths = std::max<int64_t>(1, kPanelFloats / (columns * slice)) * slice;
+  const int64_t packed_depths = std::min(depths, g.k);
+  float* packed = workspace(Workspace::kGemmPanel, static_cast<size_t>(columns * packed_depths));
+  for (int64_t column = 0; column < g.n; column += columns) {
+    for (int64_t depth = 0; depth < g.k; depth += depths) {
+      const Panel panel{.column = column,
+                        .columns = std::min(columns, g.n - column),
+                        .depth = depth,
+                        .depths = std::min(depths, g.k - depth),
+                        .packed = packed,
+                        .slice = slice};
+      pack_panel(g, panel, packed);
+      multiply_panel(g, panel);
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace dovetail
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace dovetail {
+
+HWY_EXPORT(Gemm);
+
+void gemm_float32(const GemmProblem& problem) { HWY_DYNAMIC_DISPATCH(Gemm)(problem); }
+
+}  // namespace dovetail
+#endif
