@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -11,18 +12,25 @@ namespace dovetail {
 
 /// The ranks of a job. One process has one world; a job of one rank needs no network and every call returns at once.
 ///
-/// All ranks must make the same calls in the same order. When a rank dies or stays silent for `timeout_s`, every other rank
-/// throws CommError naming what it was doing; the group is then unusable.
+/// All ranks must make the same calls in the same order, with tensors of the same shape and dtype; a group is used by
+/// one thread. Tensors are contiguous and on the group's device (InternalError otherwise). When a rank dies or stays
+/// silent for `timeout_s`, every other rank throws CommError naming the call and the rank that is missing: within
+/// milliseconds of each other, since whoever notices first closes its connections. The group is then unusable, and
+/// every later call throws again. Making a group of several ranks sets SIGPIPE to ignored where it has its default
+/// action (a dead peer would end this rank). The same world size and calls give the same bits; sums over another world
+/// size differ by rounding.
 class Group {
  public:
   virtual ~Group() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  /// Sum over ranks, in place. Contiguous tensors of one dtype and device.
+  /// Sum over ranks, in place and in the tensor's dtype: float64, float32, bfloat16, float16, int64, int32, int8 or
+  /// uint8.
   virtual void all_reduce(at::Tensor& tensor) = 0;
 
-  /// A running all-reduce; `wait` blocks until the tensor holds the sum. Bytes on the wire a rank: 2 (n-1)/n of the tensor's.
+  /// A running all-reduce; `wait` blocks until the tensor holds the sum. Bytes on the wire a rank: 2 (n-1)/n of the
+  /// tensor's.
   class Work {
    public:
     virtual ~Work() = default;
@@ -30,29 +38,34 @@ class Group {
   };
   virtual std::unique_ptr<Work> all_reduce_async(at::Tensor tensor) = 0;
 
-  virtual void broadcast(at::Tensor& tensor, int root) = 0;
-  virtual std::vector<at::Tensor> all_gather(const at::Tensor& tensor) = 0;  ///< same shape on every rank
+  virtual void broadcast(at::Tensor& tensor, int root) = 0;  ///< any dtype
+  virtual std::vector<at::Tensor> all_gather(
+      const at::Tensor& tensor) = 0;  ///< any dtype; result[r] is rank r's, a copy
   virtual void barrier() = 0;
 };
 
+/// A failure of the network or of another rank: the command exits with 1 and torchrun may restart the job.
 class CommError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
 struct GroupOptions {
-  double timeout_s = 60;
-  bool cuda = false;  ///< NCCL for CUDA tensors
+  double timeout_s = 60;  ///< for connecting, and for each call from when all of its local predecessors are done
+  bool cuda = false;      ///< NCCL for CUDA tensors: refused with UserError by a build without CUDA
 };
 
-/// The world as torchrun describes it (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT); a group of
-/// one when RANK is not set. Throws UserError naming the variable that is missing or wrong.
+/// The world as torchrun describes it (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT); a group
+/// of one when RANK is not set. GLOO_SOCKET_IFNAME chooses the network interface; without it a job on one machine
+/// (LOCAL_WORLD_SIZE = WORLD_SIZE) uses loopback, and a larger one the interface of the host's name. Throws UserError
+/// naming the variable that is missing or wrong, CommError when the ranks do not find one another in time.
 std::shared_ptr<Group> world_from_environment(const GroupOptions& options = {});
 
 /// `size` ranks as threads of this process, for tests: result[r] is rank r's group (Gloo over loopback, hash store).
 std::vector<std::shared_ptr<Group>> local_groups(int size, const GroupOptions& options = {});
 
-/// All ranks throw CommError("<what>: rank r: <message>") if any rank passes a non-empty message.
+/// All ranks throw CommError("<what>: rank r: <message>") if any rank passes a non-empty message; all messages are in
+/// it.
 void agree(Group& group, const std::string& what, const std::string& error_message);
 
 }  // namespace dovetail

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -7,23 +11,59 @@
 
 namespace dovetail {
 
-/// Sums gradients over the ranks in buckets, while backward is still running.
+/// The gradient of one optimizer step: summed over its micro-batches and over the ranks, while backward is still
+/// running.
 ///
-/// Parameters are put into buckets of `bucket_bytes` in reverse order of their list (backward's order); a bucket is reduced as
-/// soon as all its gradients have been accumulated (post-accumulate-grad hooks). Sums, never means: the caller divides
-/// by the global token count once. A parameter that got no gradient counts as zero. One-rank groups do nothing.
+///     reducer.begin();
+///     for (size_t k = 0; k < micro_batches.size(); ++k) {
+///       if (k + 1 == micro_batches.size()) reducer.arm();
+///       model.loss(micro_batches[k]).sum.backward();
+///     }
+///     reducer.finish();
+///     ... reducer.gradient(i) ...
+///
+/// It owns the gradients from `begin` to the next `begin`: read `gradient(i)`, never `parameter.grad()`. Sums, never
+/// means: the caller divides by the global token count once (AdamWOptions::grad_scale). A parameter that got no
+/// gradient counts as zero. Sums are float32 for float32, bfloat16 and float16 parameters and float64 for float64 ones,
+/// so neither micro-batches nor ranks are added in a 16-bit type. The same world size gives the same bits.
+///
+/// Parameters are put into buckets of about `bucket_bytes` in reverse order of their list (backward's order). In the
+/// armed backward a bucket is all-reduced as soon as all its gradients are there; every rank starts buckets in the same
+/// fixed order, so one that is ready early waits for its turn. The hooks belong to the parameters' gradient
+/// accumulators: make the reducer after the module has its final dtype and device. In the armed backward each
+/// parameter's gradient may arrive once (InternalError otherwise): a parameter shared by two nested backward calls is
+/// not supported.
+///
+/// In a group of one nothing is copied: `gradient(i)` is `.grad()` itself, in the parameter's own dtype; only 16-bit
+/// parameters with several micro-batches are summed in float32 buffers.
+///
+/// Errors of a collective come out of `backward` or `finish` as CommError; the group and this reducer are then
+/// unusable.
 class GradientReducer {
  public:
   struct Options {
     int64_t bucket_bytes = 4 << 20;
   };
+  /// All ranks pass the same parameters in the same order; all must require grad and be leaves.
   GradientReducer(std::shared_ptr<Group> group, std::vector<at::Tensor> parameters, Options options);
   ~GradientReducer();
+  GradientReducer(const GradientReducer&) = delete;
+  GradientReducer& operator=(const GradientReducer&) = delete;
 
-  /// Before the last backward of a step (earlier micro-batches only accumulate).
+  /// Before the first backward of a step: forgets the last step's sums (also those of a step that failed half-way).
+  void begin();
+  /// Before the last backward of a step; the backwards between `begin` and `arm` only accumulate.
   void arm();
-  /// After that backward: reduces what is left, waits, and leaves the sums in every parameter's `.grad()`.
+  /// After the armed backward: reduces what is left and waits for the sums.
   void finish();
+
+  /// The sum for parameters[i], its shape, contiguous, valid from `finish` to the next `begin`: a view into a bucket
+  /// (float32 or float64), or `.grad()`. May be scaled in place.
+  at::Tensor gradient(size_t i) const;
+  size_t size() const;
+
+  /// Seconds that the last `finish` waited for the network: communication that backward did not hide.
+  double exposed_s() const;
 
  private:
   struct State;

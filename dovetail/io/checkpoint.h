@@ -1,13 +1,12 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <nlohmann/json.hpp>
 
 #include <cstdint>
 #include <filesystem>
-#include <future>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -17,28 +16,36 @@ namespace dovetail {
 struct Snapshot {
   int64_t step = 0;
   std::map<std::string, at::Tensor> tensors;  ///< "model.<name>", "optimizer.m.<name>", ...
-  nlohmann::json state;                       ///< config, topology, data position, metrics offset, RNG seed
+  nlohmann::json state;  ///< config, topology, data position, metrics offset, RNG seed; finite numbers only
 };
 
 /// Checkpoints of one run: `<folder>/step-00001200/{manifest.json, tensors-00001-of-00002.safetensors, ...}`.
 ///
-/// A save is written into `.step-00001200.partial`, every file and the folder synced, then renamed; so a folder
-/// with a final name is always whole. The newest `keep` stay. Files of at most `shard_bytes`.
+/// A save is written into `.step-00001200.partial`, every file and the folder synced, then renamed and `<folder>`
+/// synced; so a folder with a final name is always whole, whatever is killed or cut when. A step that is there already
+/// is exchanged for the new one. After a save of step s the newest `keep` of the steps up to s stay; later ones (of a
+/// run that went back) are not touched. One process writes (rank 0).
 class CheckpointFolder {
  public:
   struct Options {
-    int64_t keep = 3;
-    int64_t shard_bytes = int64_t{2} << 30;
+    int64_t keep = 3;                        ///< at least 1
+    int64_t shard_bytes = int64_t{2} << 30;  ///< a file's data; one larger tensor is a file of its own
   };
+  /// Makes `folder` when a save needs it.
   CheckpointFolder(std::filesystem::path folder, Options options);
-  ~CheckpointFolder();  ///< waits for a save in progress
+  ~CheckpointFolder();  ///< waits for a save in progress; a failure that nobody has seen becomes a warning
+  CheckpointFolder(const CheckpointFolder&) = delete;
+  CheckpointFolder& operator=(const CheckpointFolder&) = delete;
 
   /// Removes leftovers of killed saves. Call once before the first save of a process.
   void clean();
 
-  /// Copies the tensors (so training goes on) and writes on a thread. A save in progress is waited for first. Throws UserError
-  /// (its or the previous one's failure: a full disk loses no earlier checkpoint), and refuses non-finite tensors.
+  /// Copies the tensors (so training goes on; the copies are freed file by file) and writes them on a thread. A save in
+  /// progress is waited for first, and its failure is thrown here instead of starting another. UserError names a tensor
+  /// with a NaN or an infinity; nothing is written then.
   void save_async(const Snapshot& snapshot);
+  /// Waits for the save in progress and throws its UserError: a full disk, no permission. Earlier checkpoints are
+  /// untouched.
   void wait();
 
   /// Steps with a final name, ascending.
@@ -50,11 +57,12 @@ class CheckpointFolder {
   std::unique_ptr<State> state_;
 };
 
-/// Read and verify (manifest's version, sizes, sha256 of each file, names). Throws UserError with the reason and, where the
-/// folder beside it has an earlier step, offers that one in `help()`.
+/// Read and verify: the manifest's format, version and own checksum, and of each file size, sha256 and tensor names.
+/// Throws UserError with the reason; `help()` offers the newest earlier step beside it that verifies.
 Snapshot read_checkpoint(const std::filesystem::path& path);
 
-/// The newest checkpoint that verifies in `folder`; warns about each one refused. nullopt-like: step = -1 when there is none.
+/// The newest checkpoint in `folder` that verifies; warns about each one refused. step = -1 when there is none at all;
+/// UserError when there are some but none verifies, since starting afresh would throw a run away unasked.
 Snapshot read_latest_checkpoint(const std::filesystem::path& folder);
 
 }  // namespace dovetail

@@ -1,0 +1,8 @@
+#pragma once
+
+#include <memory>
+
+namespace gloo {
+class Algorithm;
+class Context;
+}  // namespace gloo

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <memory>
+#include <string>
+
+#include "dovetail/comm/group.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace dovetail {
+
+/// A rank of a Gloo process group that meets the others through `store`; returns when all are connected. `interface` is
+/// the name of a network interface, "" the one of the host's name, "lo" loopback whatever it is called. Throws
+/// CommError.
+std::shared_ptr<Group> make_gloo_group(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                                       const std::string& interface, const GroupOptions& options);
+
+}  // namespace dovetail

@@ -1,0 +1,156 @@
+#include "dovetail/comm/group.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
+
+#include "dovetail/base/error.h"
+#include "dovetail/comm/gloo_group.h"
+
+namespace dovetail {
+namespace {
+
+class GroupOfOne final : public Group {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  void all_reduce(at::Tensor&) override {}
+  std::unique_ptr<Work> all_reduce_async(at::Tensor) override { return std::make_unique<NoWork>(); }
+  void broadcast(at::Tensor&, int root) override { DOVETAIL_CHECK(root == 0, "broadcast: there is no rank {}", root); }
+  std::vector<at::Tensor> all_gather(const at::Tensor& tensor) override { return {tensor.detach().clone()}; }
+  void barrier() override {}
+
+ private:
+  class NoWork final : public Work {
+    void wait() override {}
+  };
+};
+
+constexpr const char* kStartedBy = "torchrun sets it: start the job with `dovetail launch -n <ranks> ...`";
+
+std::string required(const char* name) {
+  const char* value = std::getenv(name);
+  if (value == nullptr || *value == '\0')
+    throw UserError(
+        fmt::format("RANK or WORLD_SIZE is set, so this is a job of several ranks, but {} is not set", name),
+        kStartedBy);
+  return value;
+}
+
+int64_t integer(const char* name, const std::string& text, int64_t low, int64_t high) {
+  int64_t value = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() || value < low || value > high)
+    throw UserError(fmt::format("{} is '{}', not a whole number from {} to {}", name, text, low, high), kStartedBy);
+  return value;
+}
+
+std::string optional(const char* name, const char* fallback) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? fallback : value;
+}
+
+void check_options(const GroupOptions& options) {
+  user_check(options.timeout_s > 0 && options.timeout_s < 1e6, "timeout_s is {}, not a positive number of seconds",
+             options.timeout_s);
+  if (options.cuda)
+    throw UserError("ranks on GPUs need NCCL, and this build of Dovetail has no CUDA communication",
+                    "run on one GPU without torchrun, or on CPUs with run.device = \"cpu\"");
+}
+
+c10::intrusive_ptr<c10d::Store> connect_store(int rank, int size, double timeout_s) {
+  const auto address = required("MASTER_ADDR");
+  const auto port = integer("MASTER_PORT", required("MASTER_PORT"), 1, 65535);
+  const auto restart = integer("TORCHELASTIC_RESTART_COUNT", optional("TORCHELASTIC_RESTART_COUNT", "0"), 0, 1 << 30);
+  // Under torchrun the agent hosts the store on this very port; rank 0 would find it taken.
+  const bool agent_hosts = optional("TORCHELASTIC_USE_AGENT_STORE", "False") == "True";
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(port);
+  options.isServer = rank == 0 && !agent_hosts;
+  options.numWorkers = static_cast<size_t>(size);
+  options.waitWorkers = false;
+  options.timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1000));
+  try {
+    // A restarted job meets under another prefix, or it would find the addresses of its dead predecessor.
+    return c10::make_intrusive<c10d::PrefixStore>(fmt::format("dovetail/{}", restart),
+                                                  c10::make_intrusive<c10d::TCPStore>(address, options));
+  } catch (const std::exception& error) {
+    const std::string reason = error.what();
+    throw CommError(fmt::format("rank {} of {} found no store at MASTER_ADDR:MASTER_PORT = {}:{} within {} s: {}", rank,
+                                size, address, port, timeout_s, reason.substr(0, reason.find('\n'))));
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Group> world_from_environment(const GroupOptions& options) {
+  const auto given_rank = optional("RANK", ""), given_size = optional("WORLD_SIZE", "");
+  constexpr int64_t kMaxRanks = 1 << 20;
+  const int64_t size = given_size.empty() ? 1 : integer("WORLD_SIZE", given_size, 1, kMaxRanks);
+  if (given_rank.empty() && size == 1) return std::make_shared<GroupOfOne>();
+  const auto rank = static_cast<int>(integer("RANK", required("RANK"), 0, kMaxRanks));
+  const auto world_size = static_cast<int>(integer("WORLD_SIZE", required("WORLD_SIZE"), 1, kMaxRanks));
+  if (rank >= world_size)
+    throw UserError(fmt::format("RANK is {}, but WORLD_SIZE is {}", rank, world_size), kStartedBy);
+  if (world_size == 1) return std::make_shared<GroupOfOne>();
+  check_options(options);
+  auto interface = optional("GLOO_SOCKET_IFNAME", "");
+  if (interface.empty() && optional("LOCAL_WORLD_SIZE", "") == given_size) interface = "lo";
+  return make_gloo_group(connect_store(rank, world_size, options.timeout_s), rank, world_size, interface, options);
+}
+
+std::vector<std::shared_ptr<Group>> local_groups(int size, const GroupOptions& options) {
+  DOVETAIL_CHECK(size >= 1, "a group of {} ranks", size);
+  check_options(options);
+  if (size == 1) return {std::make_shared<GroupOfOne>()};
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::shared_ptr<Group>> groups(static_cast<size_t>(size));
+  std::vector<std::exception_ptr> errors(groups.size());
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < groups.size(); ++r)
+    threads.emplace_back([&, r] {
+      try {
+        groups[r] = make_gloo_group(store, static_cast<int>(r), size, "lo", options);
+      } catch (...) {
+        errors[r] = std::current_exception();
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  for (const auto& error : errors)
+    if (error) std::rethrow_exception(error);
+  return groups;
+}
+
+void agree(Group& group, const std::string& what, const std::string& error_message) {
+  // The length first: without an error that is all that is sent.
+  const auto length = static_cast<int64_t>(error_message.size());
+  const auto lengths = group.all_gather(at::full({1}, length, at::kLong));
+  int64_t longest = 0;
+  for (const auto& l : lengths) longest = std::max(longest, l.item<int64_t>());
+  if (longest == 0) return;
+  auto text = at::zeros({longest}, at::kByte);
+  std::memcpy(text.mutable_data_ptr(), error_message.data(), error_message.size());
+  const auto texts = group.all_gather(text);
+  std::vector<std::string> errors;
+  for (size_t r = 0; r < texts.size(); ++r)
+    if (const auto n = static_cast<size_t>(lengths[r].item<int64_t>()); n > 0)
+      errors.push_back(
+          fmt::format("rank {}: {}", r, std::string(static_cast<const char*>(texts[r].const_data_ptr()), n)));
+  throw CommError(fmt::format("{}: {}", what, fmt::join(errors, "; ")));
+}
+
+}  // namespace dovetail

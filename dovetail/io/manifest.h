@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace dovetail {
+
+/// One safetensors file of a checkpoint.
+struct ManifestFile {
+  std::string name;
+  uint64_t bytes = 0;
+  std::string sha256;
+  std::vector<std::string> tensors;  ///< ascending
+};
+
+/// `manifest.json`: what a checkpoint's folder must hold to be whole. It carries the sha256 of its own other members.
+struct CheckpointManifest {
+  int64_t step = 0;
+  std::vector<ManifestFile> files;
+  nlohmann::json state;
+};
+
+/// Throws UserError when the state is not exactly representable in JSON (NaN, infinity, invalid UTF-8).
+std::string manifest_text(const CheckpointManifest& manifest);
+
+/// Reads and checks the manifest alone. Throws UserError: absent, foreign, newer, damaged, of another step than the
+/// folder's name.
+CheckpointManifest read_manifest(const std::filesystem::path& checkpoint);
+
+/// Checks that every file has its size and sha256. Throws UserError naming the file.
+void verify_files(const std::filesystem::path& checkpoint, const CheckpointManifest& manifest);
+
+/// "step-00001200", and back; nullopt for any other name.
+std::string step_name(int64_t step);
+std::optional<int64_t> step_of_name(const std::string& name);
+
+/// Steps with a final name in `folder`, ascending; none when the folder is absent.
+std::vector<int64_t> steps_in(const std::filesystem::path& folder);
+
+}  // namespace dovetail

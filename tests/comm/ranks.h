@@ -1,0 +1,40 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "dovetail/comm/group.h"
+
+namespace dovetail {
+
+/// Runs `body` as every rank of a local group, each on a thread of its own that owns its group: it is destroyed when
+/// the body returns or throws, as in a process that ends. Returns what each rank threw, "" for nothing.
+inline std::vector<std::string> run_ranks(int size, const std::function<void(std::shared_ptr<Group>)>& body,
+                                          const GroupOptions& options = {}) {
+  auto groups = local_groups(size, options);
+  std::vector<std::string> errors(groups.size());
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < groups.size(); ++r)
+    threads.emplace_back([&, r, group = std::move(groups[r])]() mutable {
+      try {
+        body(std::move(group));
+      } catch (const std::exception& error) {
+        errors[r] = error.what();
+        if (errors[r].empty()) errors[r] = "an error without a text";
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  return errors;
+}
+
+inline void expect_all_succeed(int size, const std::function<void(std::shared_ptr<Group>)>& body) {
+  for (const auto& error : run_ranks(size, body)) EXPECT_EQ(error, "");
+}
+
+}  // namespace dovetail
