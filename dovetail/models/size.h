@@ -6,25 +6,35 @@
 
 namespace dovetail {
 
-/// What a model costs, computed from its sizes alone (no tensor is made).
+/// What a model costs, computed from its sizes alone (no tensor is made). Configs are resolved ones.
 struct ModelSize {
   int64_t parameters = 0;
+  /// Of the blocks and the last norm: without token and position embedding and without the head (Kaplan et al. 2020).
   int64_t parameters_without_embedding = 0;
-  /// Training FLOPs of one token, forward and backward: 6 per matrix weight plus 6 * layers * heads * head_dim * context for causal
-  /// attention (half of 12; Chowdhery et al. 2022, appendix B). Recomputation is not counted (model FLOPs, not hardware FLOPs).
+  /// Training FLOPs of one token, forward and backward: 6 per matrix weight (the head's also when tied, the embedding's
+  /// not) plus 6 * layers * heads * head_dim * context for causal attention (half of 12; Chowdhery et al. 2022,
+  /// appendix B). Recomputation is not counted (model FLOPs, not hardware FLOPs).
   double flops_per_token = 0;
 };
 ModelSize model_size(const ModelConfig& config);
 
 struct MemoryEstimateOptions {
   int64_t micro_batch = 1;  ///< samples at once
+  bool accumulate = false;  ///< several micro-batches a step: the gradients stay while the next one runs
   bool bfloat16 = false;
   bool recompute = false;
-  bool distributed = false;  ///< reduction buckets
+  bool distributed = false;  ///< gradients in reduction buckets, float32
 };
-/// Bytes of one training step at its peak: weights, masters, gradients, moments, activations, workspace.
+
+/// Bytes of one training step at its peak, which stands either at the beginning of backward (all activations, gradients
+/// of the head only) or at its end (all gradients, no activations). For the fused CPU kernels: docs/models.md derives
+/// the formula and tests hold it against what is allocated.
 struct MemoryEstimate {
-  int64_t weights = 0, gradients = 0, optimizer = 0, activations = 0, workspace = 0;
+  int64_t weights = 0;      ///< as computed with
+  int64_t gradients = 0;    ///< those that live at the peak
+  int64_t optimizer = 0;    ///< both moments, and under bfloat16 the float32 masters
+  int64_t activations = 0;  ///< kept for backward, at the peak
+  int64_t workspace = 0;    ///< temporaries: gradients of activations, a chunk of logits
   int64_t total() const { return weights + gradients + optimizer + activations + workspace; }
 };
 MemoryEstimate memory_estimate(const ModelConfig& config, const MemoryEstimateOptions& options);

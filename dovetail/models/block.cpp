@@ -1,0 +1,149 @@
+#include "dovetail/models/block.h"
+
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/types.h>
+
+#include <utility>
+
+#include "dovetail/base/error.h"
+#include "dovetail/ops/functions.h"
+
+namespace dovetail {
+namespace {
+
+using ActivationFunction = at::Tensor (*)(const at::Tensor&);
+
+ActivationFunction activation_function(const std::string& name) {
+  if (name == "swiglu") return swiglu;
+  if (name == "gelu") return gelu;
+  DOVETAIL_CHECK(name == "relu2", "activation \"{}\" passed resolve_model_config", name);
+  return squared_relu;
+}
+
+struct BlockHolder : torch::CustomClassHolder {
+  explicit BlockHolder(std::shared_ptr<Block> held) : block(std::move(held)) {}
+  std::shared_ptr<Block> block;
+};
+
+class CheckpointedBlock : public torch::autograd::Function<CheckpointedBlock> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x_btc,
+                            const std::shared_ptr<Block>& block) {
+    context->save_for_backward({x_btc});
+    context->saved_data["block"] = c10::IValue::make_capsule(c10::make_intrusive<BlockHolder>(block));
+    return block->forward(x_btc);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const auto holder = c10::static_intrusive_pointer_cast<BlockHolder>(context->saved_data["block"].toCapsule());
+    const auto x_btc = context->get_saved_variables()[0].detach().requires_grad_();
+    at::Tensor y_btc;
+    {
+      const at::AutoGradMode with_grad(true);
+      y_btc = holder->block->forward(x_btc);
+    }
+    // Accumulates into the parameters' .grad, and so runs their hooks, as the outer backward would.
+    torch::autograd::backward({y_btc}, {gradients[0]});
+    return {x_btc.grad(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+Norm::Norm(const ModelConfig& config, c10::Device device) : rms_(config.norm == "rmsnorm"), eps_(config.norm_eps) {
+  const auto options = torch::dtype(torch::kFloat32).device(device);
+  weight = register_parameter("weight", torch::empty({config.width}, options));
+  if (config.bias && !rms_) bias = register_parameter("bias", torch::empty({config.width}, options));
+}
+
+at::Tensor Norm::forward(const at::Tensor& x) {
+  return rms_ ? dovetail::rms_norm(x, weight, eps_) : dovetail::layer_norm(x, weight, bias, eps_);
+}
+
+Embedding::Embedding(int64_t rows, int64_t width, c10::Device device) {
+  weight = register_parameter("weight", torch::empty({rows, width}, torch::dtype(torch::kFloat32).device(device)));
+}
+
+Attention::Attention(const ModelConfig& config, const std::string& name, c10::Device device)
+    : heads_(config.heads),
+      kv_heads_(config.kv_heads),
+      head_dim_(config.head_dim),
+      rotary_dim_(rotary_dim(config)),
+      theta_(config.rotary_theta) {
+  qkv_ = register_module("qkv", make_linear({.in = config.width,
+                                             .out = (heads_ + 2 * kv_heads_) * head_dim_,
+                                             .bias = config.bias,
+                                             .role = LinearRole::kQkv,
+                                             .name = name + ".qkv",
+                                             .device = device}));
+  out_ = register_module("out", make_linear({.in = heads_ * head_dim_,
+                                             .out = config.width,
+                                             .bias = config.bias,
+                                             .role = LinearRole::kAttentionOut,
+                                             .name = name + ".out",
+                                             .device = device}));
+}
+
+at::Tensor Attention::forward(const at::Tensor& x_btc, CacheSlot* slot) {
+  const auto batch = x_btc.size(0), tokens = x_btc.size(1);
+  const AttentionOptions options{.rotary_dim = rotary_dim_, .theta = theta_};
+  // One split rather than three narrows: its backward is one concatenation.
+  const auto parts =
+      qkv_->forward(x_btc).split_with_sizes({heads_ * head_dim_, kv_heads_ * head_dim_, kv_heads_ * head_dim_}, -1);
+  auto q = parts[0].view({batch, tokens, heads_, head_dim_});
+  auto k = parts[1].view({batch, tokens, kv_heads_, head_dim_});
+  auto v = parts[2].view({batch, tokens, kv_heads_, head_dim_});
+  at::Tensor mixed;
+  if (slot == nullptr) {
+    mixed = dovetail::attention(q, k, v, options);
+  } else {
+    if (rotary_dim_ > 0) {
+      q = rotate(q, slot->length, options);
+      k = rotate(k, slot->length, options);
+    }
+    const auto end = slot->length + tokens;
+    slot->keys.narrow(1, slot->length, tokens).copy_(k);
+    slot->values.narrow(1, slot->length, tokens).copy_(v);
+    mixed = dovetail::attention(q, slot->keys.narrow(1, 0, end), slot->values.narrow(1, 0, end));
+  }
+  return out_->forward(mixed.reshape({batch, tokens, heads_ * head_dim_}));
+}
+
+FeedForward::FeedForward(const ModelConfig& config, const std::string& name, c10::Device device)
+    : activation_(activation_function(config.activation)) {
+  up_ = register_module("up", make_linear({.in = config.width,
+                                           .out = ffn_up_width(config),
+                                           .bias = config.bias,
+                                           .role = LinearRole::kFeedForwardUp,
+                                           .name = name + ".up",
+                                           .device = device}));
+  down_ = register_module("down", make_linear({.in = config.ffn_width,
+                                               .out = config.width,
+                                               .bias = config.bias,
+                                               .role = LinearRole::kFeedForwardDown,
+                                               .name = name + ".down",
+                                               .device = device}));
+}
+
+at::Tensor FeedForward::forward(const at::Tensor& x) { return down_->forward(activation_(up_->forward(x))); }
+
+Block::Block(const ModelConfig& config, const std::string& name, c10::Device device) {
+  attention_norm_ = register_module("attention_norm", std::make_shared<Norm>(config, device));
+  attention_ = register_module("attention", std::make_shared<Attention>(config, name + ".attention", device));
+  ffn_norm_ = register_module("ffn_norm", std::make_shared<Norm>(config, device));
+  ffn_ = register_module("ffn", std::make_shared<FeedForward>(config, name + ".ffn", device));
+}
+
+at::Tensor Block::forward(const at::Tensor& x_btc, CacheSlot* slot) {
+  const auto mixed_btc = x_btc + attention_->forward(attention_norm_->forward(x_btc), slot);
+  return mixed_btc + ffn_->forward(ffn_norm_->forward(mixed_btc));
+}
+
+at::Tensor checkpointed_forward(const std::shared_ptr<Block>& block, const at::Tensor& x_btc) {
+  DOVETAIL_CHECK(x_btc.requires_grad(), "the input of a checkpointed block has no gradient");
+  return CheckpointedBlock::apply(x_btc, block);
+}
+
+}  // namespace dovetail

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "dovetail/models/config.h"
+#include "dovetail/mx/linear.h"
+
+/// The parts of GPT. Legend: B batch, T tokens, C width, H heads, D head_dim.
+namespace dovetail {
+
+/// RMSNorm or LayerNorm over C, as the config says. weight (C); bias (C) or undefined. float32 even under bfloat16
+/// compute.
+class Norm : public torch::nn::Module {
+ public:
+  Norm(const ModelConfig& config, c10::Device device);
+  at::Tensor forward(const at::Tensor& x);  ///< (..., C)
+
+  at::Tensor weight, bias;
+
+ private:
+  bool rms_;
+  double eps_;
+};
+
+/// Rows looked up by id: the token embedding and learned positions. weight (rows, C).
+class Embedding : public torch::nn::Module {
+ public:
+  Embedding(int64_t rows, int64_t width, c10::Device device);
+
+  at::Tensor weight;
+};
+
+/// One block's part of a KvCache while decoding: (B, S, Hkv, D) each, `length` positions filled.
+struct CacheSlot {
+  at::Tensor keys, values;
+  int64_t length = 0;
+};
+
+class Attention : public torch::nn::Module {
+ public:
+  Attention(const ModelConfig& config, const std::string& name, c10::Device device);
+  /// (B, T, C) -> (B, T, C). With a slot the T tokens follow the cached ones and are written behind them.
+  at::Tensor forward(const at::Tensor& x_btc, CacheSlot* slot);
+
+ private:
+  int64_t heads_, kv_heads_, head_dim_, rotary_dim_;
+  double theta_;
+  std::shared_ptr<Linear> qkv_, out_;
+};
+
+class FeedForward : public torch::nn::Module {
+ public:
+  FeedForward(const ModelConfig& config, const std::string& name, c10::Device device);
+  at::Tensor forward(const at::Tensor& x);  ///< (..., C) -> (..., C)
+
+ private:
+  at::Tensor (*activation_)(const at::Tensor&);
+  std::shared_ptr<Linear> up_, down_;
+};
+
+/// Pre-norm block: x += attention(norm(x)); x += ffn(norm(x)).
+class Block : public torch::nn::Module {
+ public:
+  Block(const ModelConfig& config, const std::string& name, c10::Device device);
+  at::Tensor forward(const at::Tensor& x_btc, CacheSlot* slot = nullptr);
+
+ private:
+  std::shared_ptr<Norm> attention_norm_, ffn_norm_;
+  std::shared_ptr<Attention> attention_;
+  std::shared_ptr<FeedForward> ffn_;
+};
+
+/// block->forward(x_btc) keeping only x_btc: backward runs the block again (Chen et al. 2016). The gradients are the
+/// same bits. `x_btc` must require grad, otherwise nothing would start that backward.
+at::Tensor checkpointed_forward(const std::shared_ptr<Block>& block, const at::Tensor& x_btc);
+
+}  // namespace dovetail

@@ -1,0 +1,154 @@
+#include "dovetail/models/gpt.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/types.h>
+
+#include "dovetail/base/error.h"
+#include "dovetail/models/block.h"
+#include "dovetail/ops/functions.h"
+
+namespace dovetail {
+namespace {
+
+constexpr int64_t kPaddingToken = -100;
+
+void check_tokens(const at::Tensor& tokens, const char* shape) {
+  user_check(tokens.dim() == 2 && tokens.scalar_type() == at::kLong, "gpt: tokens must be {} int64, but are [{}] {}",
+             shape, fmt::join(tokens.sizes(), ", "), c10::toString(tokens.scalar_type()));
+}
+
+/// Only on the CPU: elsewhere the answer would cost a synchronisation in every step.
+void check_ids(const at::Tensor& tokens, int64_t vocab_size) {
+  if (!tokens.is_cpu() || tokens.numel() == 0) return;
+  const auto lowest = tokens.min().item<int64_t>(), highest = tokens.max().item<int64_t>();
+  user_check(lowest >= 0 && highest < vocab_size, "gpt: token {} is not one of the model's {}",
+             lowest < 0 ? lowest : highest, vocab_size);
+}
+
+}  // namespace
+
+struct GPT::State {
+  ModelConfig config;
+  std::shared_ptr<Embedding> embed, positions;
+  std::vector<std::shared_ptr<Block>> blocks;
+  std::shared_ptr<Norm> norm;
+  std::shared_ptr<Linear> head;  // null: tied
+
+  const at::Tensor& head_weight() const { return head ? head->weight : embed->weight; }
+
+  void prepare(KvCache& cache, const at::Tensor& x_btc) const {
+    if (cache.keys.empty()) {
+      for (size_t i = 0; i < blocks.size(); ++i) {
+        const std::vector<int64_t> shape = {x_btc.size(0), config.context, config.kv_heads, config.head_dim};
+        cache.keys.push_back(at::empty(shape, x_btc.options()));
+        cache.values.push_back(at::empty(shape, x_btc.options()));
+      }
+    }
+    user_check(cache.keys.size() == blocks.size() && cache.keys[0].size(0) == x_btc.size(0) &&
+                   cache.keys[0].scalar_type() == x_btc.scalar_type(),
+               "gpt: the cache holds {} blocks of {} sequences in {}, but {} blocks of {} in {} are asked for",
+               cache.keys.size(), cache.keys[0].size(0), c10::toString(cache.keys[0].scalar_type()), blocks.size(),
+               x_btc.size(0), c10::toString(x_btc.scalar_type()));
+  }
+};
+
+GPT::GPT(const ModelConfig& config, c10::Device device) : torch::nn::Module("GPT"), state_(std::make_unique<State>()) {
+  const auto& c = state_->config = config;
+  DOVETAIL_CHECK(c.kv_heads > 0 && c.head_dim > 0 && c.ffn_width > 0 && c.vocab_size > 0,
+                 "GPT takes a config that resolve_model_config has completed");
+  state_->embed = register_module("embed", std::make_shared<Embedding>(c.vocab_size, c.width, device));
+  if (c.positions == "learned") {
+    state_->positions = register_module("positions", std::make_shared<Embedding>(c.context, c.width, device));
+  }
+  torch::nn::ModuleList blocks;
+  register_module("blocks", blocks);
+  for (int64_t i = 0; i < c.layers; ++i) {
+    state_->blocks.push_back(std::make_shared<Block>(c, fmt::format("blocks.{}", i), device));
+    blocks->push_back(state_->blocks.back());
+  }
+  state_->norm = register_module("norm", std::make_shared<Norm>(c, device));
+  if (!c.tied) {
+    state_->head = register_module(
+        "head",
+        make_linear({.in = c.width, .out = c.vocab_size, .role = LinearRole::kHead, .name = "head", .device = device}));
+  }
+}
+
+GPT::~GPT() = default;
+
+const ModelConfig& GPT::config() const { return state_->config; }
+
+at::Tensor GPT::features(const at::Tensor& tokens, KvCache* cache) {
+  check_tokens(tokens, "(batch, tokens)");
+  // Writing the cache in place must not tie one call's graph to the next.
+  const at::AutoGradMode grad_mode(at::GradMode::is_enabled() && cache == nullptr);
+  check_ids(tokens, state_->config.vocab_size);
+  const auto length = tokens.size(1), begin = cache != nullptr ? cache->length : 0;
+  user_check(begin + length <= state_->config.context, "gpt: {} tokens are more than model.context = {}",
+             begin + length, state_->config.context);
+  auto x_btc = dovetail::embedding(state_->embed->weight, tokens.to(state_->embed->weight.device()));
+  if (state_->positions) x_btc = x_btc + state_->positions->weight.narrow(0, begin, length);
+  if (cache != nullptr) {
+    state_->prepare(*cache, x_btc);
+    for (size_t i = 0; i < state_->blocks.size(); ++i) {
+      CacheSlot slot{cache->keys[i], cache->values[i], begin};
+      x_btc = state_->blocks[i]->forward(x_btc, &slot);
+    }
+    cache->length += length;
+  } else {
+    for (const auto& block : state_->blocks) {
+      // An input without gradient (a frozen embedding) cannot start a block's backward: that block keeps its
+      // activations.
+      const bool recompute = checkpoint_activations && at::GradMode::is_enabled() && x_btc.requires_grad();
+      x_btc = recompute ? checkpointed_forward(block, x_btc) : block->forward(x_btc);
+    }
+  }
+  return state_->norm->forward(x_btc);
+}
+
+at::Tensor GPT::head_logits(const at::Tensor& features) {
+  const auto logits =
+      state_->head ? state_->head->forward(features) : dovetail::linear(features, state_->embed->weight);
+  return logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
+}
+
+LossSum GPT::loss(const at::Tensor& tokens) {
+  check_tokens(tokens, "(batch, tokens + 1)");
+  user_check(tokens.size(1) >= 2, "gpt: tokens of a loss are [{}]; each row needs at least 2",
+             fmt::join(tokens.sizes(), ", "));
+  const auto length = tokens.size(1) - 1;
+  const auto targets = tokens.narrow(1, 1, length);
+  const auto padding = tokens == kPaddingToken;
+  // On the meta device nothing can be counted: every target is taken to be one.
+  const int64_t padded = tokens.is_meta() ? 0 : padding.narrow(1, 1, length).sum().item<int64_t>();
+  const auto inputs = tokens.narrow(1, 0, length).masked_fill(padding.narrow(1, 0, length), 0);
+  const auto x_btc = features(inputs);
+  const auto sum = dovetail::linear_cross_entropy(x_btc.reshape({-1, state_->config.width}), state_->head_weight(),
+                                                  targets.reshape({-1}).to(x_btc.device()));
+  return {sum, targets.numel() - padded};
+}
+
+at::Tensor GPT::logits(const at::Tensor& tokens) { return head_logits(features(tokens)); }
+
+at::Tensor GPT::logits_with_cache(const at::Tensor& tokens, KvCache& cache) {
+  const at::NoGradGuard no_grad;
+  return head_logits(features(tokens, &cache));
+}
+
+void GPT::set_compute_dtype(at::ScalarType dtype) {
+  user_check(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kDouble,
+             "gpt: {} is not a compute dtype; use float32, bfloat16 or float64", c10::toString(dtype));
+  const auto norm_dtype = dtype == at::kBFloat16 ? at::kFloat : dtype;
+  for (const auto& module : modules(/*include_self=*/false)) {
+    const auto target = module->as<Norm>() != nullptr ? norm_dtype : dtype;
+    for (auto& parameter : module->parameters(/*recurse=*/false)) {
+      if (parameter.scalar_type() == target) continue;
+      parameter.mutable_grad().reset();
+      parameter.set_data(parameter.detach().to(target));
+    }
+  }
+}
+
+}  // namespace dovetail

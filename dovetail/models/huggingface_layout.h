@@ -1,0 +1,44 @@
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "dovetail/models/config.h"
+
+/// How our models and those of `transformers` correspond; both directions read the same tables.
+namespace dovetail {
+
+enum class HuggingfaceArchitecture { kLlama, kGpt2 };
+
+/// One of our parameters as Hugging Face tensors: its rows in order, `rows` of each; `transposed` where theirs is (in,
+/// out).
+struct TensorLayout {
+  struct Part {
+    std::string name;
+    int64_t rows = 0;
+  };
+  std::string ours;
+  std::vector<Part> parts;
+  bool transposed = false;
+};
+
+/// Every parameter of a model of this (resolved) config.
+std::vector<TensorLayout> huggingface_tensors(HuggingfaceArchitecture architecture, const ModelConfig& config);
+
+/// The architecture that can express `config`. Throws UserError naming the first key that neither can.
+HuggingfaceArchitecture huggingface_architecture(const ModelConfig& config);
+
+/// config.json without what belongs to the tokenizer.
+nlohmann::json to_huggingface_config(HuggingfaceArchitecture architecture, const ModelConfig& config);
+
+struct HuggingfaceModel {
+  HuggingfaceArchitecture architecture;
+  ModelConfig config;  ///< resolved
+};
+/// Throws UserError naming what is not supported; `name` stands in errors.
+HuggingfaceModel from_huggingface_config(const nlohmann::json& json, const std::string& name);
+
+}  // namespace dovetail

@@ -1,0 +1,109 @@
+"""Models of `transformers` for tests/models/huggingface_test.cpp.
+
+huggingface_oracle.py make FOLDER   writes small random models NAME/ with NAME/expected.safetensors (tokens, logits),
+                                    and tokenizer.json
+huggingface_oracle.py check FOLDER  loads every exported model NAME/ and holds its logits and tokenizer against what was
+                                    written there
+"""
+
+import json
+import pathlib
+import sys
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+TEXT = "The quick brown fox, 42 times:\n\tdéjà vu — naïve “café” 😀 don't\n"
+
+
+def llama(**changes):
+    sizes = dict(
+        num_hidden_layers=2,
+        hidden_size=48,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        intermediate_size=40,
+        max_position_embeddings=24,
+        vocab_size=70,
+        rms_norm_eps=1e-5,
+        initializer_range=0.2,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(LlamaConfig(**(sizes | changes)))
+
+
+def gpt2(**changes):
+    sizes = dict(n_layer=2, n_embd=40, n_head=4, n_positions=24, vocab_size=70, initializer_range=0.2, use_cache=False)
+    return GPT2LMHeadModel(GPT2Config(**(sizes | changes)))
+
+
+def make(folder):
+    torch.manual_seed(1)
+    rope = {"rope_type": "default", "rope_theta": 500.0}
+    cases = {
+        "llama_untied": (llama(rope_parameters=rope), {}),
+        "llama_tied": (llama(tie_word_embeddings=True, rms_norm_eps=1e-3), {}),
+        "llama_head_dim": (llama(num_key_value_heads=6, head_dim=10), {}),
+        "llama_sharded": (llama(), {"max_shard_size": "20KB"}),
+        "gpt2": (gpt2(), {}),
+        "gpt2_inner": (gpt2(n_inner=44, layer_norm_epsilon=1e-3), {}),
+        "gpt2_bare": (gpt2(), {}),
+    }
+    for name, (model, options) in cases.items():
+        model.eval()
+        with torch.no_grad():
+            for parameter in model.parameters():  # norms and biases away from 1 and 0
+                if parameter.dim() == 1:
+                    parameter.add_(0.3 * torch.randn_like(parameter))
+            tokens = torch.randint(70, (2, 24))
+            logits = model(tokens).logits
+        # GPT-2's own files hold the transformer without the head and without its prefix.
+        (model.transformer if name == "gpt2_bare" else model).save_pretrained(folder / name, **options)
+        save_file({"tokens": tokens, "logits": logits.contiguous()}, folder / name / "expected.safetensors")
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator([TEXT] * 3, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def check_tokenizer(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if folder.name.endswith("_bpe"):
+        expected = Tokenizer.from_file(str(folder.parent / "tokenizer.json")).encode(TEXT).ids
+    else:
+        expected = list(TEXT.encode())
+    ids = tokenizer(TEXT, add_special_tokens=False).input_ids
+    assert ids == expected, f"{folder.name}: {ids} is not {expected}"
+    assert tokenizer.decode(ids) == TEXT, f"{folder.name}: {tokenizer.decode(ids)!r}"
+    config = json.loads((folder / "config.json").read_text())
+    assert tokenizer.eos_token == "<|endoftext|>" and tokenizer.eos_token_id == config["eos_token_id"], folder.name
+
+
+def check(folder):
+    checked = 0
+    for path in sorted(folder.glob("*/expected.safetensors")):
+        expected = load_file(path)
+        model, info = AutoModelForCausalLM.from_pretrained(path.parent, output_loading_info=True)
+        problems = {key: list(value) for key, value in info.items() if key != "error_msgs" and value}
+        assert not problems, f"{path.parent.name}: {problems}"
+        assert model.dtype == torch.float32, f"{path.parent.name}: {model.dtype}"
+        with torch.no_grad():
+            logits = model.eval()(expected["tokens"]).logits
+        error = (logits - expected["logits"]).abs().max() / expected["logits"].abs().max()
+        assert logits.shape == expected["logits"].shape and error < 1e-5, f"{path.parent.name}: error {error}"
+        check_tokenizer(path.parent)
+        checked += 1
+    assert checked > 0, f"no model in {folder}"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    {"make": make, "check": check}[sys.argv[1]](pathlib.Path(sys.argv[2]))

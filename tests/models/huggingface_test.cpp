@@ -1,0 +1,193 @@
+// Export and import held against `transformers` (huggingface_oracle.py).
+#include "dovetail/models/huggingface.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/file.h"
+#include "dovetail/io/safetensors.h"
+#include "small_models.h"
+
+namespace dovetail {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+using ::testing::HasSubstr;
+
+const std::vector<std::string> kModels = {"llama_untied", "llama_tied", "llama_head_dim", "llama_sharded",
+                                          "gpt2",         "gpt2_inner", "gpt2_bare"};
+
+void expect_close(const at::Tensor& ours, const at::Tensor& theirs, const std::string& name) {
+  ASSERT_EQ(ours.sizes(), theirs.sizes()) << name;
+  EXPECT_LT(testing::largest_difference(ours, theirs), 1e-5 * theirs.abs().max().item<double>()) << name;
+}
+
+std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const UserError& error) {
+    return error.place() + ": " + error.what();
+  }
+  return "no error";
+}
+
+/// Models made by transformers, once for all tests.
+class Huggingface : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder_ = new testing::TemporaryFolder;
+    status_ = testing::run_oracle("huggingface_oracle.py", "make '" + folder_->path().string() + "'");
+  }
+  static void TearDownTestSuite() { delete folder_; }
+
+  void SetUp() override {
+    if (status_ == -1) GTEST_SKIP() << "DOVETAIL_PYTHON is not set";
+    ASSERT_EQ(status_, 0) << "huggingface_oracle.py make failed";
+  }
+
+  static fs::path made(const std::string& name) { return folder_->path() / name; }
+
+  static testing::TemporaryFolder* folder_;
+  static int status_;
+};
+testing::TemporaryFolder* Huggingface::folder_ = nullptr;
+int Huggingface::status_ = 0;
+
+TEST_F(Huggingface, ImportedModelsHaveTheLogitsOfTransformers) {
+  for (const auto& name : kModels) {
+    const auto model = import_huggingface(made(name));
+    const SafetensorsFile expected(made(name) / "expected.safetensors");
+    expect_close(model->logits(expected.read("tokens")), expected.read("logits"), name);
+  }
+}
+
+TEST_F(Huggingface, ExportedModelsHaveTheirLogitsInTransformers) {
+  const testing::TemporaryFolder out;
+  const auto export_model = [&](GPT& model, const std::string& name, const std::string& tokenizer_content) {
+    const auto folder = out.path() / name;
+    export_huggingface(model, tokenizer_content.empty() ? "bytes" : "bpe", tokenizer_content, folder);
+    const auto tokens = testing::random_tokens(2, model.config().context, model.config().vocab_size);
+    write_safetensors(folder / "expected.safetensors", {{"tokens", tokens}, {"logits", model.logits(tokens).detach()}});
+  };
+  const auto bpe = read_file(made("tokenizer.json"));
+  write_file_atomically(out.path() / "tokenizer.json", bpe);
+  auto llama = testing::llama_variant(), gpt2 = testing::gpt2_variant();
+  llama.vocab_size = gpt2.vocab_size = 320;
+  export_model(*testing::make_model(llama), "ours_llama", "");
+  export_model(*testing::make_model(gpt2), "ours_gpt2_bpe", bpe);
+  llama.tied = true;
+  llama.rotary_theta = 700;
+  export_model(*testing::make_model(llama), "ours_llama_tied_bpe", bpe);
+  // There and back again.
+  export_model(*import_huggingface(made("llama_head_dim")), "again_llama", "");
+  export_model(*import_huggingface(made("gpt2_inner")), "again_gpt2", "");
+  EXPECT_EQ(testing::run_oracle("huggingface_oracle.py", "check '" + out.path().string() + "'"), 0);
+}
+
+TEST_F(Huggingface, TheRoundTripKeepsEveryBit) {
+  const testing::TemporaryFolder out;
+  for (const auto& config : {testing::llama_variant(), testing::gpt2_variant()}) {
+    const auto model = testing::make_model(config);
+    export_huggingface(*model, "bytes", "", out.path());
+    const auto again = import_huggingface(out.path());
+    for (const auto& item : model->named_parameters()) {
+      EXPECT_TRUE(at::equal(item.value(), again->named_parameters()[item.key()])) << item.key();
+    }
+    EXPECT_EQ(again->config().ffn_width, model->config().ffn_width);
+    EXPECT_EQ(again->config().context, model->config().context);
+    EXPECT_EQ(again->config().norm_eps, model->config().norm_eps);
+  }
+}
+
+TEST_F(Huggingface, ABFloat16ModelIsWrittenExactlyAsFloat32) {
+  const testing::TemporaryFolder out;
+  const auto model = testing::make_model(testing::llama_variant(), 1, at::kBFloat16);
+  export_huggingface(*model, "bytes", "", out.path());
+  const SafetensorsFile file(out.path() / "model.safetensors");
+  EXPECT_EQ(file.dtype("lm_head.weight"), at::kFloat);
+  EXPECT_TRUE(at::equal(file.read("lm_head.weight"), model->named_parameters()["head.weight"].to(at::kFloat)));
+}
+
+/// A copy of a made model to break.
+fs::path broken(const fs::path& source, const testing::TemporaryFolder& scratch,
+                const std::function<void(Json&)>& edit) {
+  const auto folder = scratch.path() / "broken";
+  fs::remove_all(folder);
+  fs::copy(source, folder);
+  auto config = Json::parse(read_file(folder / "config.json"));
+  edit(config);
+  write_file_atomically(folder / "config.json", config.dump());
+  return folder;
+}
+
+TEST_F(Huggingface, ImportNamesWhatIsNotSupported) {
+  struct Case {
+    const char* model;
+    const char* message;
+    std::function<void(Json&)> edit;
+  };
+  const std::vector<Case> cases = {
+      {"gpt2", "model_type = \"mamba\"", [](Json& c) { c["model_type"] = "mamba"; }},
+      {"gpt2", "model_type is missing", [](Json& c) { c.erase("model_type"); }},
+      {"gpt2", "n_layer is missing", [](Json& c) { c.erase("n_layer"); }},
+      {"gpt2", "n_layer = \"2\" has the wrong type", [](Json& c) { c["n_layer"] = "2"; }},
+      {"gpt2", "activation_function = \"relu\"", [](Json& c) { c["activation_function"] = "relu"; }},
+      {"gpt2", "model.layers", [](Json& c) { c["n_layer"] = 0; }},
+      {"gpt2", "transformer.h.2", [](Json& c) { c["n_layer"] = 3; }},
+      {"gpt2", "h.1.", [](Json& c) { c["n_layer"] = 1; }},
+      {"gpt2", "config.json asks for [71, 40]", [](Json& c) { c["vocab_size"] = 71; }},
+      {"llama_untied", "hidden_act = \"gelu\"", [](Json& c) { c["hidden_act"] = "gelu"; }},
+      {"llama_untied", "attention_bias = true", [](Json& c) { c["attention_bias"] = true; }},
+      {"llama_untied", "rope_parameters.rope_type = \"llama3\"",
+       [](Json& c) { c["rope_parameters"]["rope_type"] = "llama3"; }},
+      {"llama_untied", "rope_scaling.type = \"linear\"", [](Json& c) { c["rope_scaling"] = {{"type", "linear"}}; }},
+      {"llama_untied", "self_attn.k_proj", [](Json& c) { c["num_key_value_heads"] = 3; }},
+      {"llama_tied", "lm_head.weight is missing", [](Json& c) { c["tie_word_embeddings"] = false; }},
+  };
+  const testing::TemporaryFolder scratch;
+  for (const auto& item : cases) {
+    const auto folder = broken(made(item.model), scratch, item.edit);
+    EXPECT_THAT(error_of([&] { import_huggingface(folder); }), HasSubstr(item.message));
+  }
+}
+
+TEST_F(Huggingface, ImportRefusesFoldersThatAreNotModels) {
+  const testing::TemporaryFolder scratch;
+  EXPECT_THROW(import_huggingface(scratch.path() / "absent"), UserError);
+  write_file_atomically(scratch.path() / "config.json", "{");
+  EXPECT_THAT(error_of([&] { import_huggingface(scratch.path()); }), HasSubstr("config.json is not valid JSON"));
+  write_file_atomically(scratch.path() / "config.json", "[1]");
+  EXPECT_THROW(import_huggingface(scratch.path()), UserError);
+  const auto sharded = broken(made("llama_sharded"), scratch, [](Json&) {});
+  const auto index_path = sharded / "model.safetensors.index.json";
+  auto index = Json::parse(read_file(index_path));
+  index["weight_map"]["lm_head.weight"] = "../expected.safetensors";
+  write_file_atomically(index_path, index.dump());
+  EXPECT_THAT(error_of([&] { import_huggingface(sharded); }), HasSubstr("not the name of a file in this folder"));
+  write_file_atomically(index_path, "{}");
+  EXPECT_THAT(error_of([&] { import_huggingface(sharded); }), HasSubstr("weight_map is missing"));
+}
+
+TEST(HuggingfaceExport, NamesTheKeyThatNeitherArchitectureHas) {
+  const testing::TemporaryFolder out;
+  const auto message = [&](const std::function<void(ModelConfig&)>& edit, ModelConfig config) {
+    edit(config);
+    const auto model = testing::make_model(config);
+    return error_of([&] { export_huggingface(*model, "bytes", "", out.path() / "x"); });
+  };
+  EXPECT_THAT(message([](auto&) {}, testing::nemotron_variant()), HasSubstr("model.norm = \"layernorm\""));
+  EXPECT_THAT(message([](auto& c) { c.rotary_fraction = 0.5; }, testing::llama_variant()),
+              HasSubstr("model.rotary_fraction = 0.5"));
+  EXPECT_THAT(message([](auto& c) { c.bias = true; }, testing::llama_variant()), HasSubstr("model.bias = true"));
+  EXPECT_THAT(message([](auto& c) { c.tied = false; }, testing::gpt2_variant()), HasSubstr("model.tied = false"));
+  EXPECT_THAT(message([](auto& c) { c.kv_heads = 2; }, testing::gpt2_variant()), HasSubstr("model.kv_heads = 2"));
+  EXPECT_FALSE(fs::exists(out.path() / "x"));
+}
+
+}  // namespace
+}  // namespace dovetail

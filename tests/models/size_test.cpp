@@ -1,0 +1,92 @@
+#include "dovetail/models/size.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "allocation_meter.h"
+#include "small_models.h"
+
+namespace dovetail {
+namespace {
+
+/// Large enough that what the formula leaves out (ids, norms' gradients) does not count, small enough for a second.
+ModelConfig scaled(ModelConfig c, int64_t width, int64_t vocab_size) {
+  c.layers = 3;
+  c.width = width;
+  c.head_dim = 16;
+  c.heads = 6;
+  c.kv_heads = c.kv_heads == 0 ? 0 : 2;
+  c.ffn_width = 0;
+  c.context = 64;
+  c.vocab_size = vocab_size;
+  c.rotary_fraction = c.positions == "rotary" ? 0.5 : 1;
+  return resolve_model_config(c, 0);
+}
+
+/// Peak of tensors alive in one step beyond weights: activations, gradients and temporaries.
+int64_t measured_peak(const ModelConfig& config, const MemoryEstimateOptions& options) {
+  const auto model = testing::make_model(config, 1, options.bfloat16 ? at::kBFloat16 : at::kFloat);
+  model->checkpoint_activations = options.recompute;
+  const auto tokens = testing::random_tokens(options.micro_batch, config.context + 1, config.vocab_size);
+  const testing::AllocationMeter meter;
+  if (options.accumulate) model->loss(tokens).sum.backward();
+  model->loss(tokens).sum.backward();
+  return meter.peak();
+}
+
+void expect_within_a_fifth(const ModelConfig& config, const MemoryEstimateOptions& options, const std::string& what) {
+  const auto estimate = memory_estimate(config, options);
+  const auto expected = estimate.activations + estimate.gradients + estimate.workspace;
+  const auto measured = measured_peak(config, options);
+  EXPECT_NEAR(static_cast<double>(measured) / static_cast<double>(expected), 1, 0.2)
+      << what << ": " << measured << " bytes";
+}
+
+TEST(MemoryEstimate, IsWithinAFifthOfWhatAStepAllocates) {
+  for (const auto& variant : testing::variants()) {
+    const auto many_tokens = scaled(variant.config, 96, 512), many_weights = scaled(variant.config, 160, 4096);
+    expect_within_a_fifth(many_tokens, {.micro_batch = 8}, variant.name);
+    expect_within_a_fifth(many_tokens, {.micro_batch = 8, .recompute = true}, variant.name + " recompute");
+    expect_within_a_fifth(many_tokens, {.micro_batch = 8, .accumulate = true}, variant.name + " accumulate");
+    expect_within_a_fifth(many_weights, {.micro_batch = 1}, variant.name + " one sample");
+    expect_within_a_fifth(many_weights, {.micro_batch = 1, .accumulate = true},
+                          variant.name + " one sample, accumulate");
+  }
+}
+
+TEST(MemoryEstimate, CountsWeightsAndOptimizerExactly) {
+  for (const bool bfloat16 : {false, true}) {
+    for (const auto& variant : testing::variants()) {
+      const auto model = testing::make_model(variant.config, 1, bfloat16 ? at::kBFloat16 : at::kFloat);
+      int64_t weights = 0, parameters = 0, masters = 0;
+      for (const auto& parameter : model->parameters()) {
+        weights += static_cast<int64_t>(parameter.nbytes());
+        parameters += parameter.numel();
+        if (parameter.scalar_type() != at::kFloat) masters += 4 * parameter.numel();
+      }
+      const auto estimate = memory_estimate(model->config(), {.bfloat16 = bfloat16});
+      EXPECT_EQ(estimate.weights, weights) << variant.name;
+      EXPECT_EQ(estimate.optimizer, 8 * parameters + masters) << variant.name;
+    }
+  }
+}
+
+TEST(MemoryEstimate, EachOptionMovesItTheRightWay) {
+  const auto config = resolve_model_config(model_preset("nemotron-2b").config, 0);
+  const auto total = [&](MemoryEstimateOptions options) { return memory_estimate(config, options).total(); };
+  EXPECT_LT(total({.micro_batch = 4, .recompute = true}), total({.micro_batch = 4}));
+  EXPECT_LT(total({.micro_batch = 1}), total({.micro_batch = 2}));
+  EXPECT_LT(total({.micro_batch = 4, .bfloat16 = true}), total({.micro_batch = 4}));
+  EXPECT_LT(total({.micro_batch = 4}), total({.micro_batch = 4, .accumulate = true}));
+  EXPECT_EQ(total({.micro_batch = 4, .distributed = true}), total({.micro_batch = 4, .accumulate = true}));
+}
+
+TEST(MemoryEstimate, HoldsTheSizesOfTheLargestPresetWithoutOverflow) {
+  const auto config = resolve_model_config(model_preset("nemotron-8b").config, 0);
+  const auto estimate = memory_estimate(config, {.micro_batch = 64});
+  EXPECT_GT(estimate.activations, int64_t{1} << 40);
+  EXPECT_GT(estimate.total(), estimate.activations);
+}
+
+}  // namespace
+}  // namespace dovetail

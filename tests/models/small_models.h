@@ -1,0 +1,139 @@
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dovetail/models/gpt.h"
+
+/// Models small enough for tests, in every variant of the config; sizes are odd on purpose.
+namespace dovetail::testing {
+
+struct Variant {
+  std::string name;
+  ModelConfig config;
+};
+
+inline ModelConfig llama_variant() {
+  ModelConfig c;
+  c.layers = 2;
+  c.width = 48;
+  c.heads = 6;
+  c.kv_heads = 2;
+  c.ffn_width = 40;
+  c.context = 19;
+  c.vocab_size = 67;
+  c.tied = false;
+  c.init_std = 0.2;
+  return c;
+}
+
+inline ModelConfig gpt2_variant() {
+  ModelConfig c;
+  c.layers = 2;
+  c.width = 40;
+  c.heads = 4;
+  c.context = 17;
+  c.vocab_size = 61;
+  c.norm = "layernorm";
+  c.activation = "gelu";
+  c.positions = "learned";
+  c.bias = true;
+  c.init_std = 0.2;
+  return c;
+}
+
+inline ModelConfig nemotron_variant() {
+  ModelConfig c;
+  c.layers = 3;
+  c.width = 36;
+  c.heads = 4;
+  c.kv_heads = 2;
+  c.head_dim = 12;  // heads * head_dim is not the width
+  c.context = 21;
+  c.vocab_size = 53;
+  c.norm = "layernorm";
+  c.activation = "relu2";
+  c.rotary_fraction = 0.5;
+  c.tied = false;
+  c.init_std = 0.2;
+  return c;
+}
+
+inline ModelConfig mixed_variant() {
+  ModelConfig c;
+  c.layers = 1;
+  c.width = 33;
+  c.heads = 3;
+  c.kv_heads = 1;
+  c.head_dim = 10;
+  c.ffn_width = 31;
+  c.context = 13;
+  c.vocab_size = 41;
+  c.norm_eps = 1e-3;
+  c.rotary_fraction = 0.4;
+  c.rotary_theta = 500;
+  c.bias = true;
+  c.init_std = 0.2;
+  return c;
+}
+
+inline std::vector<Variant> variants() {
+  return {{"llama", llama_variant()},
+          {"gpt2", gpt2_variant()},
+          {"nemotron", nemotron_variant()},
+          {"mixed", mixed_variant()}};
+}
+
+/// Initialised, with norms and biases moved away from 1 and 0, so that each of them matters.
+inline std::shared_ptr<GPT> make_model(const ModelConfig& config, uint64_t seed = 1,
+                                       at::ScalarType dtype = at::kFloat) {
+  auto model = std::make_shared<GPT>(resolve_model_config(config, 0));
+  initialize(*model, seed);
+  const torch::NoGradGuard no_grad;
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  for (auto& parameter : model->parameters()) {
+    if (parameter.dim() == 1) parameter.add_(at::empty_like(parameter).normal_(0, 0.3, generator));
+  }
+  model->set_compute_dtype(dtype);
+  return model;
+}
+
+inline at::Tensor random_tokens(int64_t batch, int64_t tokens, int64_t vocab, uint64_t seed = 7) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  return at::randint(vocab, {batch, tokens}, generator, torch::dtype(torch::kLong));
+}
+
+inline double largest_difference(const at::Tensor& a, const at::Tensor& b) {
+  return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
+}
+
+/// An empty folder that is gone at the end.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "dovetail-test-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
+    path_ = name;
+  }
+  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// Exit status of a script beside this file under the environment's Python, or -1 where DOVETAIL_PYTHON is not set.
+inline int run_oracle(const std::string& script, const std::string& arguments) {
+  const char* python = std::getenv("DOVETAIL_PYTHON");
+  if (python == nullptr) return -1;
+  const auto path = std::filesystem::path(__FILE__).parent_path() / script;
+  return std::system(("'" + std::string(python) + "' '" + path.string() + "' " + arguments).c_str());
+}
+
+}  // namespace dovetail::testing
