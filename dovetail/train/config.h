@@ -13,7 +13,7 @@ namespace dovetail {
 
 struct RunSection {
   std::string name = "run";
-  std::string folder;        ///< default runs/<name>
+  std::string folder;  ///< default runs/<name>
   int64_t seed = 1;
   std::string device = "auto";  ///< auto | cpu | cuda
   int64_t threads = 0;          ///< 0: all cores (divided by the ranks of this machine)
@@ -22,13 +22,13 @@ struct RunSection {
 
 struct TrainSection {
   int64_t steps = 1000;
-  int64_t batch = 8;            ///< samples of a step over all ranks and micro-batches
-  int64_t micro_batch = 0;      ///< samples at once on a rank; 0: all of the rank's
+  int64_t batch = 8;        ///< samples of a step over all ranks and micro-batches
+  int64_t micro_batch = 0;  ///< samples at once on a rank; 0: all of the rank's
   bool checkpoint_activations = false;
-  double clip = 1.0;            ///< global gradient norm; 0: none
+  double clip = 1.0;              ///< global gradient norm; 0: none
   int64_t max_skipped_steps = 3;  ///< non-finite steps in a row before the run stops
   int64_t bucket_bytes = 4194304;
-  double time_limit_s = 0;      ///< stop (save, exit 0) after this long; 0: none
+  double time_limit_s = 0;  ///< stop (save, exit 0) after this long; 0: none
   void describe(Section& s);
 };
 
@@ -37,7 +37,7 @@ struct OptimizerSection {
   double lr = 1e-3;
   std::vector<double> betas = {0.9, 0.95};
   double eps = 1e-8;
-  double weight_decay = 0.1;    ///< matrices only; norms and biases have none
+  double weight_decay = 0.1;  ///< matrices only; norms and biases have none
   void describe(Section& s);
 };
 
@@ -45,7 +45,7 @@ struct ScheduleSection {
   int64_t warmup_steps = 0;
   std::string decay = "cosine";  ///< cosine | linear | wsd | constant
   double min_lr_ratio = 0.1;
-  double decay_fraction = 0.2;   ///< wsd: the last part of the run that decays
+  double decay_fraction = 0.2;  ///< wsd: the last part of the run that decays
   void describe(Section& s);
 };
 
@@ -55,7 +55,7 @@ struct PrecisionSection {
 };
 
 struct CheckpointSection {
-  int64_t every_steps = 500;    ///< 0: only at the end
+  int64_t every_steps = 500;  ///< 0: only at the end
   int64_t keep = 3;
   void describe(Section& s);
 };
@@ -68,7 +68,7 @@ struct EvalSection {
 
 struct LogSection {
   bool tensorboard = true;
-  std::vector<int64_t> trace_steps;  ///< steps recorded to trace-<step>.json
+  std::vector<int64_t> trace_steps;         ///< steps recorded to trace-<step>.json
   std::vector<std::string> sample_prompts;  ///< continued at the end, into the report
   int64_t sample_tokens = 120;
   void describe(Section& s);
@@ -89,7 +89,8 @@ struct RunConfig {
   std::filesystem::path folder() const { return run.folder.empty() ? "runs/" + run.name : run.folder; }
 };
 
-/// The config of a file with its `--set`s; presets applied, cross-field rules checked (batch divisible, warm-up shorter than the run, ...).
+/// The config of a file with its `--set`s; presets applied, cross-field rules checked (batch divisible, warm-up shorter
+/// than the run, ...).
 RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& overrides);
 
 }  // namespace dovetail

@@ -1,0 +1,181 @@
+#include "dovetail/train/config.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/file.h"
+
+namespace dovetail {
+namespace {
+
+constexpr double kManySteps = 1e12;
+
+void check_data_source(const DataConfig& data) {
+  const int given = int{!data.text.empty()} + int{!data.file_list.empty()} + int{!data.mixture.empty()};
+  if (given > 1) {
+    throw UserError("more than one of data.text, data.file_list and data.mixture is given", "keep the one to train on");
+  }
+  if (!data.mixture.empty() && !data.path.empty()) {
+    throw UserError("both data.path and data.mixture are given",
+                    "add data.path as a source: mixture = [{ path = ..., weight = ... }]");
+  }
+  double last = 0.0;
+  for (const PhaseConfig& phase : data.phase) {
+    user_check(phase.from > last && phase.from < 1.0,
+               "data.phase.from = {} is out of order: phases begin at rising fractions of the run between 0 and 1",
+               phase.from);
+    user_check(!phase.mixture.empty(), "data.phase.mixture is empty for the phase from {}", phase.from);
+    last = phase.from;
+  }
+}
+
+void check_schedule(const RunConfig& config) {
+  const int64_t steps = config.train.steps;
+  const ScheduleSection& schedule = config.schedule;
+  if (schedule.warmup_steps >= steps && schedule.warmup_steps > 0) {
+    throw UserError(fmt::format("schedule.warmup_steps = {} is not shorter than the run, train.steps = {}",
+                                schedule.warmup_steps, steps),
+                    "a usual warm-up is 1 to 5 % of the run");
+  }
+  if (schedule.decay == "wsd") {
+    const auto decay_steps = static_cast<int64_t>(std::ceil(schedule.decay_fraction * static_cast<double>(steps)));
+    user_check(
+        schedule.warmup_steps + decay_steps <= steps,
+        "schedule.warmup_steps = {} and schedule.decay_fraction = {} ({} steps) do not fit into train.steps = {}",
+        schedule.warmup_steps, schedule.decay_fraction, decay_steps, steps);
+  }
+}
+
+void check_across_sections(const RunConfig& config) {
+  check_data_source(config.data);
+  check_schedule(config);
+  user_check(config.train.micro_batch <= config.train.batch, "train.micro_batch = {} is larger than train.batch = {}",
+             config.train.micro_batch, config.train.batch);
+  user_check(config.optimizer.betas.size() == 2, "optimizer.betas has {} entries, but AdamW has two: [beta1, beta2]",
+             config.optimizer.betas.size());
+  for (const double beta : config.optimizer.betas) {
+    user_check(beta < 1.0, "optimizer.betas = [{}] must be below 1", fmt::join(config.optimizer.betas, ", "));
+  }
+  for (const int64_t step : config.log.trace_steps) {
+    user_check(step <= config.train.steps, "log.trace_steps names step {}, but the run ends at train.steps = {}", step,
+               config.train.steps);
+  }
+  user_check(
+      config.run.name.find('/') == std::string::npos && !config.run.name.starts_with('.') && !config.run.name.empty(),
+      "run.name = \"{}\" must be a plain folder name (no '/', no leading dot); use run.folder for a path",
+      config.run.name);
+}
+
+}  // namespace
+
+void RunSection::describe(Section& s) {
+  s.value("name", name, "Name of the run; its folder is runs/<name>");
+  s.value("folder", folder, "Run folder in place of runs/<name>");
+  s.value("seed", seed, "Seed of initialisation, data order and samples").range(0, 9e15);
+  s.value("device", device, "Where to train; auto takes a GPU if this build can use one")
+      .choices({"auto", "cpu", "cuda"});
+  s.value("threads", threads, "CPU threads of a rank; 0: the machine's cores divided by its ranks").range(0, 4096);
+}
+
+void TrainSection::describe(Section& s) {
+  s.value("steps", steps, "Optimizer steps of the run").unit("steps").range(1, kManySteps);
+  s.value("batch", batch, "Samples of a step, over all ranks and micro-batches").unit("samples").range(1, 1e9);
+  s.value("micro_batch", micro_batch, "Samples at once on a rank (gradient accumulation); 0: all of the rank's")
+      .unit("samples")
+      .range(0, 1e9);
+  s.value("checkpoint_activations", checkpoint_activations,
+          "Recompute each block in backward instead of keeping its activations: less memory, about a third more time");
+  s.value("clip", clip, "Global gradient norm above which gradients are scaled down; 0: no clipping").range(0, 1e9);
+  s.value("max_skipped_steps", max_skipped_steps,
+          "Steps in a row with a NaN or infinite loss or gradient (each is skipped) before the run stops")
+      .unit("steps")
+      .range(1, 1e6);
+  s.value("bucket_bytes", bucket_bytes, "Size of a gradient all-reduce that overlaps with backward")
+      .unit("bytes")
+      .range(1024, 1e10);
+  s.value("time_limit_s", time_limit_s, "Save and stop after this long; 0: no limit").unit("s").range(0, 1e9);
+}
+
+void OptimizerSection::describe(Section& s) {
+  s.value("name", name, "AdamW (Loshchilov and Hutter 2019), FP32 master weights under BF16").choices({"adamw"});
+  s.value("lr", lr, "Highest learning rate, after the warm-up").above(0);
+  s.value("betas", betas, "Decay rates of the first and second moment").range(0, 1);
+  s.value("eps", eps, "Added to the square root of the second moment").above(0);
+  s.value("weight_decay", weight_decay, "Decoupled decay of matrices; norms and biases have none").range(0, 10);
+}
+
+void ScheduleSection::describe(Section& s) {
+  s.value("warmup_steps", warmup_steps, "Steps of linear warm-up from zero").unit("steps").range(0, kManySteps);
+  s.value("decay", decay,
+          "After the warm-up: cosine or linear to the end of the run; wsd: constant, then linear over the last part; "
+          "constant")
+      .choices({"cosine", "linear", "wsd", "constant"});
+  s.value("min_lr_ratio", min_lr_ratio, "Learning rate at the end of the decay, as a share of optimizer.lr")
+      .range(0, 1);
+  s.value("decay_fraction", decay_fraction, "wsd: share of the run that decays, at its end").range(0, 1);
+}
+
+void PrecisionSection::describe(Section& s) {
+  s.value("recipe", recipe,
+          "auto: bf16 where a 50 ms probe of matrix products says that it is faster, else fp32; fp64 is for exactness "
+          "tests")
+      .choices({"auto", "fp32", "bf16", "fp64"});
+}
+
+void CheckpointSection::describe(Section& s) {
+  s.value("every_steps", every_steps, "Steps between checkpoints; 0: only at the end")
+      .unit("steps")
+      .range(0, kManySteps);
+  s.value("keep", keep, "Newest checkpoints that stay").range(1, 1e6);
+}
+
+void EvalSection::describe(Section& s) {
+  s.value("every_steps", every_steps, "Steps between evaluations on the validation split; 0: only at the end")
+      .unit("steps")
+      .range(0, kManySteps);
+  s.value("max_tokens", max_tokens,
+          "Tokens of the validation split read while training; the last evaluation reads all. 0: always all")
+      .unit("tokens")
+      .range(0, 1e15);
+}
+
+void LogSection::describe(Section& s) {
+  s.value("tensorboard", tensorboard, "Write TensorBoard event files");
+  s.value("trace_steps", trace_steps, "Steps recorded as Chrome/Perfetto traces, trace-<step>.json")
+      .unit("steps")
+      .range(1, kManySteps);
+  s.value("sample_prompts", sample_prompts, "Continued by the trained model at the end, into the report");
+  s.value("sample_tokens", sample_tokens, "Length of a sample").unit("tokens").range(1, 1e6);
+}
+
+void RunConfig::describe(Section& s) {
+  s.section("run", run, "What this run is called and where it runs");
+  s.section("model", model, "The transformer; a preset is where it starts");
+  s.section("data", data, "Text, tokenizer and mixture");
+  s.section("train", train, "Length, batch and limits of the run");
+  s.section("optimizer", optimizer, "How weights are updated");
+  s.section("schedule", schedule, "Learning rate over the run");
+  s.section("precision", precision, "Number formats of training");
+  s.section("checkpoint", checkpoint, "What is saved, when");
+  s.section("eval", eval, "Validation while training");
+  s.section("log", log, "Events, traces and samples");
+}
+
+RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& overrides) {
+  const std::string toml = read_file(path);
+  // Once to learn the preset, which decides the defaults of the second reading.
+  RunConfig first;
+  parse_config([&](Section& s) { first.describe(s); }, toml, path.string(), overrides);
+  RunConfig config;
+  config.model = model_preset(first.model.preset).config;
+  config.model.preset = first.model.preset;
+  parse_config([&](Section& s) { config.describe(s); }, toml, path.string(), overrides);
+  check_across_sections(config);
+  return config;
+}
+
+}  // namespace dovetail

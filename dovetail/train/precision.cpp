@@ -1,0 +1,54 @@
+#include "dovetail/train/precision.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/machine.h"
+#include "dovetail/train/collective.h"
+
+namespace dovetail {
+namespace {
+
+at::ScalarType compute_dtype(const std::string& name) {
+  if (name == "bf16") return at::kBFloat16;
+  if (name == "fp64") return at::kDouble;
+  DOVETAIL_CHECK(name == "fp32", "precision \"{}\"", name);
+  return at::kFloat;
+}
+
+Precision probe() {
+  const double fp32 = measure_gemm_rate(GemmType::kFloat32), bf16 = measure_gemm_rate(GemmType::kBFloat16);
+  const bool faster = bf16 >= kMinBFloat16Gain * fp32;
+  return {.name = faster ? "bf16" : "fp32",
+          .reason = fmt::format("bf16 probed: {:.2f}x the speed of fp32 here", bf16 / fp32),
+          .peak_flops = faster ? bf16 : fp32};
+}
+
+Precision decide(const std::string& recipe, const std::optional<std::string>& kept) {
+  if (kept && recipe != "auto" && recipe != *kept) {
+    throw UserError(fmt::format("precision.recipe = \"{}\", but this run was trained in {} so far", recipe, *kept),
+                    fmt::format("use \"{}\" or \"auto\" to resume it, or another run.name to begin a new run", *kept));
+  }
+  if (recipe == "auto" && !kept) return probe();
+  Precision precision = {.name = kept.value_or(recipe), .reason = kept && recipe == "auto" ? "as the run began" : ""};
+  if (precision.name == "fp32") precision.peak_flops = measure_gemm_rate(GemmType::kFloat32);
+  if (precision.name == "bf16") precision.peak_flops = measure_gemm_rate(GemmType::kBFloat16);
+  return precision;
+}
+
+}  // namespace
+
+Precision resolve_precision(const std::string& recipe, const std::optional<std::string>& kept, Group& group) {
+  Precision precision;
+  on_rank_zero(group, "choosing the precision", [&] { precision = decide(recipe, kept); });
+  const nlohmann::json shared = broadcast_json(
+      group, {{"name", precision.name}, {"reason", precision.reason}, {"peak_flops", precision.peak_flops}});
+  precision = {
+      .recipe = recipe, .name = shared["name"], .reason = shared["reason"], .peak_flops = shared["peak_flops"]};
+  precision.compute = compute_dtype(precision.name);
+  return precision;
+}
+
+}  // namespace dovetail

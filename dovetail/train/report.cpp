@@ -1,0 +1,233 @@
+#include "dovetail/train/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string_view>
+#include <utility>
+
+#include "dovetail/base/file.h"
+#include "dovetail/base/machine.h"
+#include "dovetail/train/report_run.h"
+
+namespace dovetail {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+struct Figures {
+  int64_t step = 0, steps = 0, skipped = 0;
+  double loss = kNaN, validation_loss = kNaN, validation_per_byte = kNaN, tokens = kNaN;
+  double best_validation_loss = kNaN, seconds = 0;
+  int64_t best_step = 0;
+  bool finished = false;
+};
+
+Figures read_figures(const RunFiles& run) {
+  Figures f{.steps = run.config.train.steps};
+  for (const Json& line : run.metrics) {
+    f.step = line["step"].get<int64_t>();
+    f.skipped += line.value("skipped", false);
+    if (const double loss = number_of(line, "loss"); std::isfinite(loss)) f.loss = loss;
+    if (const double tokens = number_of(line, "tokens"); std::isfinite(tokens)) f.tokens = tokens;
+    const double validation = number_of(line, "validation_loss");
+    if (!std::isfinite(validation)) continue;
+    f.validation_loss = validation;
+    f.validation_per_byte = number_of(line, "validation_nats_per_byte");
+    if (!(validation >= f.best_validation_loss)) {
+      f.best_validation_loss = validation;
+      f.best_step = f.step;
+    }
+  }
+  for (const Json& line : run.timings) {
+    for (const char* key : {"step_ms", "evaluation_ms", "checkpoint_ms"}) {
+      if (const double ms = number_of(line, key); std::isfinite(ms)) f.seconds += ms / 1000;
+    }
+  }
+  f.finished = run.machine.is_object() ? run.machine.value("finished", false) : f.step >= f.steps;
+  return f;
+}
+
+std::string verdict(const Figures& f) {
+  if (f.step == 0) return "No step has been taken yet.";
+  std::string text = f.step >= f.steps
+                         ? fmt::format("Trained all {} steps", format_grouped(f.steps))
+                         : fmt::format("{} of {} steps so far", format_grouped(f.step), format_grouped(f.steps));
+  if (std::isfinite(f.validation_loss)) {
+    text += fmt::format(": {:.4g} nats per token on held-out text", f.validation_loss);
+    if (std::isfinite(f.validation_per_byte)) text += fmt::format(", {:.4g} per byte", f.validation_per_byte);
+    // Within half a percent is noise of the subset that is read during training.
+    if (f.validation_loss > 1.005 * f.best_validation_loss) {
+      text += fmt::format("; it was best at step {} ({:.4g}) and has risen since: overfitting",
+                          format_grouped(f.best_step), f.best_validation_loss);
+    }
+  } else if (std::isfinite(f.loss)) {
+    text += fmt::format(": training loss {:.4g} nats per token, not validated", f.loss);
+  }
+  if (f.skipped > 0)
+    text += fmt::format("; {} step{} skipped as not finite", f.skipped, f.skipped == 1 ? " was" : "s were");
+  return text + ".";
+}
+
+/// "5.3 MFLOP": unlike counts of parameters, in SI prefixes.
+std::string format_flops(double flops) {
+  for (const auto& [unit, prefix] : {std::pair{1e12, "T"}, {1e9, "G"}, {1e6, "M"}}) {
+    if (flops >= unit) return fmt::format("{:.3g} {}FLOP", flops / unit, prefix);
+  }
+  return fmt::format("{:.0f} FLOP", flops);
+}
+
+/// The middle of a column of numbers: throughput has outliers while other programs run.
+double median(const std::vector<Json>& lines, const char* key) {
+  std::vector<double> values;
+  for (const Json& line : lines) {
+    if (const double value = number_of(line, key); std::isfinite(value)) values.push_back(value);
+  }
+  if (values.empty()) return kNaN;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+Json make_tiles(const RunFiles& run, const Figures& f) {
+  Json tiles = Json::array();
+  const auto add = [&](double value, const char* label, const std::string& text, const std::string& note) {
+    if (std::isfinite(value)) tiles.push_back({{"label", label}, {"value", text}, {"note", note}});
+  };
+  add(f.validation_loss, "validation loss", fmt::format("{:.4f}", f.validation_loss),
+      fmt::format("perplexity {:.4g}", std::exp(f.validation_loss)));
+  add(f.validation_per_byte, "nats per byte", fmt::format("{:.4f}", f.validation_per_byte), "of held-out text");
+  add(f.loss, "training loss", fmt::format("{:.4f}", f.loss), "last step");
+  add(f.tokens, "tokens", format_count(f.tokens), fmt::format("{} steps", format_grouped(f.step)));
+  const double parameters = run.machine.is_object() ? number_of(run.machine, "parameters") : kNaN;
+  const double flops = run.machine.is_object() ? number_of(run.machine, "flops_per_token") : kNaN;
+  add(parameters, "parameters", format_count(parameters), std::isfinite(flops) ? format_flops(flops) + " / token" : "");
+  const double rate = median(run.timings, "tokens_per_s"), utilization = median(run.timings, "utilization");
+  add(rate, "tokens per second", format_count(rate),
+      std::isfinite(utilization) ? fmt::format("{:.0f} % of peak", 100 * utilization) : "median");
+  add(f.seconds > 0 ? f.seconds : kNaN, "time", format_duration(f.seconds), "with evaluation");
+  const Json peak = value_at(run.machine, {"memory", "peak_bytes"});
+  if (peak.is_number()) {
+    const Json estimate = value_at(run.machine, {"memory", "estimate_bytes"});
+    add(1, "peak memory", format_bytes(peak.get<double>()),
+        estimate.is_number() ? "estimated " + format_bytes(estimate.get<double>()) : "");
+  }
+  return tiles;
+}
+
+std::string shell_quoted(const std::string& word) {
+  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./=:,+@%";
+  if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+Json make_commands(const RunFiles& run) {
+  Json commands = Json::array();
+  const Json words = value_at(run.machine, {"command_line"});
+  if (words.is_array() && !words.empty()) {
+    std::string line = "dovetail";
+    for (size_t i = 1; i < words.size(); ++i)
+      line += " " + shell_quoted(words[i].is_string() ? words[i].get<std::string>() : words[i].dump());
+    commands.push_back(line);
+  }
+  commands.push_back(fmt::format("dovetail train {} --set run.folder={}",
+                                 shell_quoted((run.folder / "config.toml").string()),
+                                 shell_quoted(run.folder.string() + "-again")));
+  return commands;
+}
+
+Json make_decisions(const RunFiles& run) {
+  Json decisions = Json::array();
+  const auto add = [&](const char* what, const std::string& asked, const Json& chosen, const std::string& reason) {
+    if (!chosen.is_null()) {
+      decisions.push_back({{"what", what},
+                           {"asked", asked},
+                           {"chosen", chosen.is_string() ? chosen.get<std::string>() : chosen.dump()},
+                           {"reason", reason}});
+    }
+  };
+  const Json reason = value_at(run.machine, {"precision", "reason"});
+  add("precision.recipe", run.config.precision.recipe, value_at(run.machine, {"precision", "compute"}),
+      reason.is_string() && !reason.get<std::string>().empty() ? reason.get<std::string>() : "as asked");
+  add("run.device", run.config.run.device, value_at(run.machine, {"device"}),
+      run.config.run.device == "auto" ? "the best device that this build and this machine have" : "as asked");
+  add("run.threads", std::to_string(run.config.run.threads), value_at(run.machine, {"threads"}),
+      run.config.run.threads == 0 ? "cores of the machine divided by its ranks" : "as asked");
+  for (const Json& step : value_at(run.machine, {"resumed_from"})) {
+    add("resumed", "", fmt::format("from step {}", step.dump()),
+        "a process took the run up again from this checkpoint");
+  }
+  return decisions;
+}
+
+Json make_machine(const RunFiles& run) {
+  Json rows = Json::array();
+  const auto add = [&](const char* label, const Json& value,
+                       const std::function<std::string(const Json&)>& words = {}) {
+    if (value.is_null()) return;
+    rows.push_back({label, words ? words(value) : value.is_string() ? value.get<std::string>() : value.dump()});
+  };
+  const auto bytes = [](const Json& value) { return format_bytes(value.is_number() ? value.get<double>() : 0); };
+  const auto rate = [](const Json& value) { return format_flops(value.is_number() ? value.get<double>() : 0) + "/s"; };
+  const auto count = [](const Json& value) { return format_grouped(value.is_number() ? value.get<int64_t>() : 0); };
+  add("Dovetail", value_at(run.machine, {"version"}));
+  add("processor", value_at(run.machine, {"machine", "cpu"}));
+  add("cores", value_at(run.machine, {"machine", "cores"}));
+  add("SIMD", value_at(run.machine, {"machine", "simd"}));
+  add("memory", value_at(run.machine, {"machine", "memory_bytes"}), bytes);
+  add("ranks", value_at(run.machine, {"ranks"}));
+  add("threads per rank", value_at(run.machine, {"threads"}));
+  add("measured peak", value_at(run.machine, {"peak_flops"}), rate);
+  add("text", value_at(run.machine, {"data", "path"}));
+  for (const Json& digest : value_at(run.machine, {"data", "sha256"})) add("sha256 of the text", digest);
+  add("tokenizer", value_at(run.machine, {"data", "tokenizer"}));
+  add("vocabulary", value_at(run.machine, {"data", "vocab_size"}), count);
+  add("training tokens", value_at(run.machine, {"data", "train_tokens"}), count);
+  add("validation tokens", value_at(run.machine, {"data", "validation_tokens"}), count);
+  return rows;
+}
+
+Json skipped_steps(const RunFiles& run) {
+  Json steps = Json::array();
+  for (const Json& line : run.metrics) {
+    if (line.value("skipped", false)) steps.push_back(line["step"]);
+  }
+  return steps;
+}
+
+}  // namespace
+
+Json report_data(const fs::path& run_folder) {
+  const RunFiles run = read_run(run_folder);
+  const Figures figures = read_figures(run);
+  const Json cpu = value_at(run.machine, {"machine", "cpu"});
+  return {{"name", run.config.run.name},
+          {"model", run.config.model.preset},
+          {"where", cpu.is_string() ? cpu.get<std::string>() : ""},
+          {"finished", figures.finished},
+          {"verdict", verdict(figures)},
+          {"tiles", make_tiles(run, figures)},
+          {"charts", make_charts(run)},
+          {"skipped_steps", skipped_steps(run)},
+          {"samples", run.samples.is_array() ? run.samples : Json::array()},
+          {"decisions", make_decisions(run)},
+          {"machine", make_machine(run)},
+          {"commands", make_commands(run)},
+          {"config", run.config_text}};
+}
+
+fs::path write_report(const fs::path& run_folder) {
+  const fs::path path = run_folder / "report.html";
+  write_file_atomically(path, report_page(report_data(run_folder)));
+  return path;
+}
+
+}  // namespace dovetail

@@ -1,0 +1,134 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "dovetail/base/error.h"
+#include "dovetail/train/report.h"
+#include "dovetail/train/report_run.h"
+
+namespace dovetail {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+/// Where a step lies on each of the page's horizontal axes.
+struct Axes {
+  std::vector<double> tokens, hours;  ///< by step - first step; hours of training, all processes of the run together
+  int64_t first_step = 1;
+
+  double at(const std::vector<double>& axis, int64_t step) const {
+    const int64_t i = step - first_step;
+    return i >= 0 && i < static_cast<int64_t>(axis.size()) ? axis[static_cast<size_t>(i)] : kNaN;
+  }
+};
+
+Axes read_axes(const RunFiles& run) {
+  Axes axes;
+  if (run.metrics.empty()) return axes;
+  axes.first_step = run.metrics.front()["step"].get<int64_t>();
+  const auto size =
+      static_cast<size_t>(std::max<int64_t>(0, run.metrics.back()["step"].get<int64_t>() - axes.first_step + 1));
+  axes.tokens.assign(size, kNaN);
+  axes.hours.assign(size, kNaN);
+  const auto put = [&](std::vector<double>& axis, const Json& line, double value) {
+    const int64_t i = line["step"].get<int64_t>() - axes.first_step;
+    if (i >= 0 && i < static_cast<int64_t>(axis.size())) axis[static_cast<size_t>(i)] = value;
+  };
+  for (const Json& line : run.metrics) put(axes.tokens, line, number_of(line, "tokens"));
+  double before_s = 0, last_s = 0;  // a resumed process counts from zero again
+  for (const Json& line : run.timings) {
+    const double time_s = number_of(line, "time_s");
+    if (time_s < last_s) before_s += last_s;
+    if (!std::isnan(time_s)) last_s = time_s;
+    put(axes.hours, line, (before_s + last_s) / 3600);
+  }
+  return axes;
+}
+
+/// More than a screen can show, and a third of the bytes of a double in full.
+Json six_digits(double value) { return std::isfinite(value) ? Json(std::stod(fmt::format("{:.6g}", value))) : Json(); }
+
+/// One curve: [step, tokens, hours, value] a point, values that are absent or not finite left out.
+Json make_series(const char* name, const char* style, const std::vector<Json>& lines, const char* key, const Axes& axes,
+                 double scale = 1) {
+  std::vector<int64_t> steps;
+  std::vector<double> values;
+  for (const Json& line : lines) {
+    const double value = number_of(line, key);
+    if (!std::isfinite(value)) continue;
+    steps.push_back(line["step"].get<int64_t>());
+    values.push_back(value * scale);
+  }
+  Json points = Json::array();
+  for (const size_t i : thin_out(values)) {
+    points.push_back({steps[i], six_digits(axes.at(axes.tokens, steps[i])), six_digits(axes.at(axes.hours, steps[i])),
+                      six_digits(values[i])});
+  }
+  return {{"name", name}, {"style", style}, {"points", std::move(points)}};
+}
+
+/// A chart is left out when none of its curves has a point.
+void add_chart(Json& charts, const char* title, const char* format, const char* scale,
+               const std::vector<Json>& series) {
+  Json kept = Json::array();
+  for (const Json& curve : series) {
+    if (!curve["points"].empty()) kept.push_back(curve);
+  }
+  if (!kept.empty()) charts.push_back({{"title", title}, {"format", format}, {"scale", scale}, {"series", kept}});
+}
+
+}  // namespace
+
+Json make_charts(const RunFiles& run) {
+  const Axes axes = read_axes(run);
+  const auto& metrics = run.metrics;
+  const auto& timings = run.timings;
+  Json charts = Json::array();
+  add_chart(charts, "Loss (nats per token)", "number", "linear",
+            {make_series("training", "noisy", metrics, "loss", axes),
+             make_series("validation", "points", metrics, "validation_loss", axes)});
+  add_chart(charts, "Learning rate", "small", "linear", {make_series("learning rate", "line", metrics, "lr", axes)});
+  add_chart(charts, "Gradient norm (before clipping)", "number", "log",
+            {make_series("gradient norm", "noisy", metrics, "grad_norm", axes)});
+  add_chart(charts, "Throughput (tokens per second)", "count", "linear",
+            {make_series("tokens per second", "noisy", timings, "tokens_per_s", axes)});
+  add_chart(charts, "Utilisation (% of measured peak)", "percent", "linear",
+            {make_series("utilisation", "noisy", timings, "utilization", axes, 100)});
+  add_chart(charts, "Memory (resident)", "bytes", "linear",
+            {make_series("resident", "line", timings, "memory_bytes", axes)});
+  std::vector<Json> times = {make_series("step", "noisy", timings, "step_ms", axes),
+                             make_series("waiting for data", "line", timings, "data_ms", axes)};
+  if (value_at(run.machine, {"ranks"}) != 1)
+    times.push_back(make_series("waiting for the network", "line", timings, "communication_ms", axes));
+  add_chart(charts, "Step time (ms)", "number", "linear", times);
+  return charts;
+}
+
+std::vector<size_t> thin_out(const std::vector<double>& y, size_t max_points) {
+  DOVETAIL_CHECK(max_points >= 4, "{} points cannot hold both ends and a bucket", max_points);
+  std::vector<size_t> kept;
+  if (y.size() <= max_points) {
+    kept.resize(y.size());
+    std::iota(kept.begin(), kept.end(), size_t{0});
+    return kept;
+  }
+  const size_t buckets = max_points / 2 - 1, inner = y.size() - 2;
+  kept.push_back(0);
+  for (size_t b = 0; b < buckets; ++b) {
+    const auto begin = y.begin() + static_cast<std::ptrdiff_t>(1 + b * inner / buckets);
+    const auto end = y.begin() + static_cast<std::ptrdiff_t>(1 + (b + 1) * inner / buckets);
+    const auto [low, high] = std::minmax_element(begin, end);
+    const auto [first, second] = std::minmax({low - y.begin(), high - y.begin()});  // by value, unlike minmax(a, b)
+    kept.push_back(static_cast<size_t>(first));
+    if (second != first) kept.push_back(static_cast<size_t>(second));
+  }
+  kept.push_back(y.size() - 1);
+  return kept;
+}
+
+}  // namespace dovetail

@@ -1,0 +1,149 @@
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "dovetail/train/report.h"
+#include "dovetail/train/report_assets.h"
+
+namespace dovetail {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string escaped(const std::string& text) {
+  std::string html;
+  html.reserve(text.size());
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        html += "&amp;";
+        break;
+      case '<':
+        html += "&lt;";
+        break;
+      case '>':
+        html += "&gt;";
+        break;
+      case '"':
+        html += "&quot;";
+        break;
+      case '\'':
+        html += "&#39;";
+        break;
+      default:
+        html += c;
+    }
+  }
+  return html;
+}
+
+std::string escaped(const Json& object, const char* key) { return escaped(object.at(key).get<std::string>()); }
+
+/// JSON inside a <script>: without '<' there is neither an end tag nor a comment in it.
+std::string script_json(const Json& json) {
+  std::string text;
+  for (const char c : json.dump(-1, ' ', false, Json::error_handler_t::replace)) {
+    text += c == '<' ? std::string("\\u003c") : std::string(1, c);
+  }
+  return text;
+}
+
+std::string header(const Json& data) {
+  const bool finished = data.at("finished");
+  std::string where = escaped(data, "where");
+  if (!where.empty()) where = " on " + where;
+  return fmt::format(
+      "<header><div>\n<div class=\"brand\"><b>Dovetail</b> training report</div>\n"
+      "<h1>{}<span class=\"state{}\">{}</span></h1>\n<p class=\"verdict\">{}</p>\n<p class=\"where\">model "
+      "{}{}</p>\n</div>\n"
+      "<button id=\"theme\" title=\"light or dark\">◐</button>\n</header>\n",
+      escaped(data, "name"), finished ? " finished" : "", finished ? "finished" : "not finished",
+      escaped(data, "verdict"), escaped(data, "model"), where);
+}
+
+std::string tiles(const Json& data) {
+  std::string html = "<div class=\"tiles\">\n";
+  for (const Json& tile : data.at("tiles")) {
+    html += fmt::format(
+        "<div class=\"tile\"><div class=\"label\">{}</div><div class=\"value\">{}</div><div "
+        "class=\"note\">{}</div></div>\n",
+        escaped(tile, "label"), escaped(tile, "value"), escaped(tile, "note"));
+  }
+  return html + "</div>\n";
+}
+
+constexpr const char* kControls = R"(<div class="bar">
+<span class="group"><button data-axis="0" aria-pressed="true">steps</button><button data-axis="1" aria-pressed="false">tokens</button><button
+ data-axis="2" aria-pressed="false">time</button></span>
+<label>smoothing <input id="smoothing" type="range" min="0" max="0.99" step="0.01" value="0.8"><output>0.8</output></label>
+<button id="reset">reset zoom</button>
+<span class="hint">drag to zoom all charts, double-click to reset</span>
+</div>
+<div class="charts" id="charts"></div>
+<noscript><p>The plots are drawn by a script inside this page; it loads nothing.</p></noscript>
+)";
+
+std::string samples(const Json& data) {
+  if (data.at("samples").empty()) return "";
+  std::string html = "<h2>Samples</h2>\n";
+  for (const Json& sample : data.at("samples")) {
+    html += fmt::format("<pre class=\"sample\"><b>{}</b>{}</pre>\n", escaped(sample, "prompt"),
+                        escaped(sample, "continuation"));
+  }
+  return html;
+}
+
+std::string decisions(const Json& data) {
+  if (data.at("decisions").empty()) return "";
+  std::string html =
+      "<h2>Decisions</h2>\n<div "
+      "class=\"card\"><table>\n<tr><th>what</th><th>asked</th><th>chosen</th><th>why</th></tr>\n";
+  for (const Json& d : data.at("decisions")) {
+    html += fmt::format("<tr><td class=\"key\"><code>{}</code></td><td>{}</td><td>{}</td><td>{}</td></tr>\n",
+                        escaped(d, "what"), escaped(d, "asked"), escaped(d, "chosen"), escaped(d, "reason"));
+  }
+  return html + "</table></div>\n";
+}
+
+std::string machine(const Json& data) {
+  if (data.at("machine").empty()) return "";
+  std::string html = "<h2>Machine and data</h2>\n<div class=\"card\"><table>\n";
+  for (const Json& row : data.at("machine")) {
+    html += fmt::format("<tr><td class=\"key\">{}</td><td>{}</td></tr>\n", escaped(row.at(0).get<std::string>()),
+                        escaped(row.at(1).get<std::string>()));
+  }
+  return html + "</table></div>\n";
+}
+
+std::string commands(const Json& data) {
+  std::string html = "<h2>Reproduce</h2>\n";
+  for (const Json& command : data.at("commands")) {
+    html += fmt::format("<div class=\"command\"><pre>{}</pre><button>copy</button></div>\n",
+                        escaped(command.get<std::string>()));
+  }
+  return html;
+}
+
+}  // namespace
+
+std::string report_page(const Json& data) {
+  std::string html = fmt::format(
+      "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{} · Dovetail</title>\n<style>",
+      escaped(data, "name"));
+  html += kReportStyle;
+  html += "</style>\n</head>\n<body>\n<main>\n";
+  html += header(data) + tiles(data) + kControls + samples(data) + decisions(data) + machine(data) + commands(data);
+  html += fmt::format(
+      "<h2>Config</h2>\n<details><summary>the resolved config, every key</summary>\n<pre>{}</pre></details>\n",
+      escaped(data, "config"));
+  html +=
+      "<footer>Made by <code>dovetail report</code> from metrics.jsonl, timings.jsonl and machine.json of the "
+      "run.</footer>\n</main>\n";
+  const Json plotted = {{"charts", data.at("charts")}, {"skipped_steps", data.at("skipped_steps")}};
+  html += "<script type=\"application/json\" id=\"data\">" + script_json(plotted) + "</script>\n<script>";
+  html += kReportScript;
+  return html + "</script>\n</body>\n</html>\n";
+}
+
+}  // namespace dovetail

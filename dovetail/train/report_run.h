@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cmath>
+#include <filesystem>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "dovetail/train/config.h"
+
+namespace dovetail {
+
+/// The files of a run that its report is made from (docs/training.md).
+struct RunFiles {
+  std::filesystem::path folder;
+  RunConfig config;
+  std::string config_text;
+  std::vector<nlohmann::ordered_json> metrics, timings;  ///< lines, by rising step
+  nlohmann::ordered_json machine, samples;               ///< null when absent
+};
+
+/// Throws UserError naming file and line of what cannot be read.
+RunFiles read_run(const std::filesystem::path& folder);
+
+/// A number of a line; NaN when it is absent or null.
+double number_of(const nlohmann::ordered_json& line, const char* key);
+
+/// The value at a path of keys, or null.
+nlohmann::ordered_json value_at(const nlohmann::ordered_json& json, std::initializer_list<const char*> keys);
+
+/// The charts of the page: [{title, format, scale, series: [{name, style, points: [[step, tokens, hours, value],
+/// ...]}]}].
+nlohmann::ordered_json make_charts(const RunFiles& run);
+
+}  // namespace dovetail

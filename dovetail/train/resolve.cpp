@@ -1,0 +1,171 @@
+#include "dovetail/train/resolve.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/log.h"
+#include "dovetail/base/machine.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/data/prepare.h"
+#include "dovetail/data/token_store.h"
+#include "dovetail/models/gpt.h"
+#include "dovetail/train/collective.h"
+#include "dovetail/train/progress.h"
+
+namespace dovetail {
+namespace {
+
+/// torchrun says how many ranks share this machine; ranks that are threads of one process all do.
+int ranks_on_this_machine(const Group& group) {
+  const char* text = std::getenv("LOCAL_WORLD_SIZE");
+  if (text == nullptr) return group.size();
+  int value = 0;
+  const auto [end, error] = std::from_chars(text, text + std::strlen(text), value);
+  user_check(error == std::errc() && *end == '\0' && value > 0, "LOCAL_WORLD_SIZE = \"{}\" is not a number of ranks",
+             text);
+  return value;
+}
+
+at::Device resolve_device(const std::string& device) {
+  if (device == "cpu") return at::kCPU;
+  if (at::globalContext().hasCUDA()) return {at::kCUDA, 0};
+  if (device == "cuda") {
+    throw UserError("run.device = \"cuda\", but this build or this machine has no CUDA",
+                    "use run.device = \"cpu\" or \"auto\"; `dovetail doctor` says what is missing");
+  }
+  return at::kCPU;
+}
+
+/// Text to shards, shown as a line on a terminal and as one line at the end.
+void prepare_text(const DataConfig& data, bool quiet) {
+  TerminalLine line;
+  const double begin_s = now_seconds();
+  const PrepareResult result = prepare(data, data.path, [&line, quiet](const PrepareProgress& p) {
+    const double fraction = p.bytes > 0 ? static_cast<double>(p.bytes_done) / static_cast<double>(p.bytes) : 0.0;
+    if (quiet) return;
+    line.show(fmt::format(" {}  {}  {} of {}", p.stage, progress_bar(fraction, 24),
+                          format_bytes(static_cast<double>(p.bytes_done)), format_bytes(static_cast<double>(p.bytes))));
+  });
+  line.clear();
+  if (quiet) return;
+  log_info("text: {} documents, {} ({} for validation) in {}{}", result.documents,
+           format_bytes(static_cast<double>(result.train_bytes + result.validation_bytes)),
+           format_bytes(static_cast<double>(result.validation_bytes)), result.folder.string(),
+           result.reused ? ", prepared earlier" : fmt::format(", prepared in {:.1f} s", now_seconds() - begin_s));
+}
+
+std::vector<std::string> source_folders(const DataConfig& data) {
+  std::vector<std::string> folders;
+  if (data.mixture.empty()) folders.push_back(data.path);
+  for (const SourceConfig& source : data.mixture) folders.push_back(source.path);
+  for (const PhaseConfig& phase : data.phase) {
+    for (const SourceConfig& source : phase.mixture) folders.push_back(source.path);
+  }
+  return folders;
+}
+
+DataSummary summarize_stores(const DataConfig& data) {
+  DataSummary summary;
+  for (const std::string& folder : source_folders(data)) {
+    const TokenStore store(folder);
+    if (summary.sha256.empty()) {
+      summary.tokenizer_kind = store.tokenizer().kind();
+      summary.tokenizer_vocab = store.vocab_size();
+      summary.train_tokens = store.num_tokens(Split::kTrain);
+      summary.validation_tokens = store.num_tokens(Split::kValidation);
+    }
+    summary.sha256.push_back(store.sha256());
+  }
+  return summary;
+}
+
+/// What a dry run knows without preparing anything. A trained tokenizer is taken to reach the size that it may.
+DataSummary summarize_config(const DataConfig& data) {
+  const TokenizerConfig& config = data.tokenizer;
+  if (config.kind == "bytes") return {.tokenizer_kind = "bytes", .tokenizer_vocab = bytes_tokenizer()->vocab_size()};
+  if (config.path.empty()) return {.tokenizer_kind = config.kind, .tokenizer_vocab = config.vocab_size};
+  const auto tokenizer = load_tokenizer(config.path);
+  return {.tokenizer_kind = tokenizer->kind(), .tokenizer_vocab = tokenizer->vocab_size()};
+}
+
+DataSummary resolve_data(RunConfig& config, Group& group, const TrainOptions& options) {
+  DataConfig& data = config.data;
+  const bool has_text = !data.text.empty() || !data.file_list.empty();
+  if (data.path.empty() && data.mixture.empty()) data.path = "data/" + config.run.name;
+  const bool prepared =
+      !data.mixture.empty() || std::filesystem::exists(std::filesystem::path(data.path) / "manifest.json");
+  if (!has_text && !prepared) {
+    if (options.dry_run) return summarize_config(data);
+    throw UserError(fmt::format("there is nothing to train on: no data.text, and {} holds no prepared data", data.path),
+                    "name text (--set 'data.text=[\"my.txt\"]'), or a folder made by `dovetail prepare` (data.path)");
+  }
+  if (options.dry_run && has_text) return prepared ? summarize_stores(data) : summarize_config(data);
+  if (has_text) on_rank_zero(group, "preparing the text", [&] { prepare_text(data, options.quiet); });
+  return summarize_stores(data);
+}
+
+}  // namespace
+
+ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOptions& options) {
+  ResolvedRun run;
+  run.config = config;
+  run.config.run.folder = config.folder().string();
+  run.device = resolve_device(config.run.device);
+  run.local_ranks = ranks_on_this_machine(group);
+  const Machine here = machine();
+  run.available_bytes = here.available_bytes;
+  run.threads =
+      config.run.threads > 0 ? static_cast<int>(config.run.threads) : std::max(1, here.cores / run.local_ranks);
+  at::set_num_threads(run.threads);
+
+  user_check(config.train.batch >= group.size(), "train.batch = {} leaves some of the {} ranks without a sample",
+             config.train.batch, group.size());
+  const int64_t largest_share = (config.train.batch + group.size() - 1) / group.size();
+  run.micro_batch = config.train.micro_batch > 0 ? std::min(config.train.micro_batch, largest_share) : largest_share;
+
+  run.data = resolve_data(run.config, group, options);
+  run.config.model = resolve_model_config(run.config.model, run.data.tokenizer_vocab);
+  user_check(run.config.model.vocab_size >= run.data.tokenizer_vocab,
+             "model.vocab_size = {} is smaller than the tokenizer's, {}", run.config.model.vocab_size,
+             run.data.tokenizer_vocab);
+  return run;
+}
+
+void resolve_precision_and_size(ResolvedRun& run, Group& group, const std::optional<std::string>& kept_precision) {
+  run.precision = resolve_precision(run.config.precision.recipe, kept_precision, group);
+  run.size = model_size(run.config.model);
+  run.memory = memory_estimate(run.config.model, {.micro_batch = run.micro_batch,
+                                                  .bfloat16 = run.precision.compute == at::kBFloat16,
+                                                  .recompute = run.config.train.checkpoint_activations,
+                                                  .distributed = group.size() > 1});
+  if (run.precision.compute == at::kDouble) {
+    // The estimate is for FP32; every tensor of a step is twice as wide in FP64.
+    for (int64_t* part : {&run.memory.weights, &run.memory.gradients, &run.memory.optimizer, &run.memory.activations,
+                          &run.memory.workspace}) {
+      *part *= 2;
+    }
+  }
+}
+
+std::string summary_line(const ResolvedRun& run) {
+  const ModelConfig& model = run.config.model;
+  std::string line =
+      fmt::format("gpt {} parameters · {} {} · context {} · {}", format_count(static_cast<double>(run.size.parameters)),
+                  run.data.tokenizer_kind, run.data.tokenizer_vocab, model.context, run.precision.name);
+  if (!run.precision.reason.empty()) line += fmt::format(" ({})", run.precision.reason);
+  line += fmt::format(" · {}FLOP/token · needs {} of {}", format_count(run.size.flops_per_token),
+                      format_bytes(static_cast<double>(run.memory.total()) * run.local_ranks),
+                      format_bytes(static_cast<double>(run.available_bytes)));
+  for (const std::string& sha256 : run.data.sha256) line += fmt::format(" · data sha256 {}", sha256);
+  return line;
+}
+
+}  // namespace dovetail

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dovetail/comm/group.h"
+#include "dovetail/models/size.h"
+#include "dovetail/train/config.h"
+#include "dovetail/train/precision.h"
+#include "dovetail/train/trainer.h"
+
+namespace dovetail {
+
+/// What is known of the text before training: the prepared folders, or for a dry run without any, what the config says.
+struct DataSummary {
+  std::vector<std::string>
+      sha256;  ///< of each source's manifest, in the order of the config; empty: nothing prepared yet
+  std::string tokenizer_kind;
+  int64_t tokenizer_vocab = 0;
+  int64_t train_tokens = 0, validation_tokens = 0;  ///< of the first source
+};
+
+/// Everything that is decided before the first large allocation.
+struct ResolvedRun {
+  RunConfig config;  ///< sizes, run.folder and data.path filled in
+  DataSummary data;
+  at::Device device = at::kCPU;
+  Precision precision;
+  int threads = 1;          ///< of this rank
+  int64_t micro_batch = 1;  ///< samples at once on this rank
+  ModelSize size;
+  MemoryEstimate memory;         ///< of this rank
+  uint64_t available_bytes = 0;  ///< of this machine, for all its ranks
+  int local_ranks = 1;           ///< ranks on this machine
+};
+
+/// Device, threads (set for the calling thread), data and model sizes; everything but the precision, which a resumed
+/// run has decided already. Prepares the text on rank 0 if the config names any, except in a dry run. All ranks
+/// together.
+ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOptions& options);
+
+/// Precision, cost and memory.
+void resolve_precision_and_size(ResolvedRun& run, Group& group, const std::optional<std::string>& kept_precision);
+
+/// "gpt 3.2 M parameters · bpe 2048 · context 256 · fp32 (bf16 probed: ...) · 19 MFLOP/token · needs 0.4 GB of 23 GB ·
+/// text sha256 5c1e..."
+std::string summary_line(const ResolvedRun& run);
+
+}  // namespace dovetail

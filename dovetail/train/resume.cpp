@@ -1,0 +1,144 @@
+#include "dovetail/train/resume.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "dovetail/base/error.h"
+#include "dovetail/train/collective.h"
+#include "dovetail/train/load_model.h"
+
+namespace dovetail {
+namespace {
+
+nlohmann::json to_plain_json(const std::optional<StepMetrics>& metrics) {
+  return metrics ? nlohmann::json::parse(to_json(*metrics).dump()) : nlohmann::json();
+}
+
+std::optional<StepMetrics> metrics_or_none(const nlohmann::json& state, const char* key) {
+  if (!state.contains(key) || state[key].is_null()) return std::nullopt;
+  return step_metrics_from_json(state[key]);
+}
+
+/// "/data/mixture/0/weight" -> "data.mixture.0.weight".
+std::string dotted(std::string_view pointer) {
+  std::string key(pointer.substr(1));
+  std::replace(key.begin(), key.end(), '/', '.');
+  return key;
+}
+
+/// Keys whose values differ, with both values.
+struct Difference {
+  std::string key, stored, now;
+};
+std::vector<Difference> differences(const nlohmann::json& stored, const nlohmann::json& now) {
+  std::map<std::string, std::pair<std::string, std::string>> values;
+  const nlohmann::json flat_stored = stored.flatten(), flat_now = now.flatten();
+  for (const auto& [pointer, value] : flat_stored.items()) values[dotted(pointer)].first = value.dump();
+  for (const auto& [pointer, value] : flat_now.items()) values[dotted(pointer)].second = value.dump();
+  std::vector<Difference> result;
+  for (const auto& [key, value] : values) {
+    if (value.first != value.second) result.push_back({key, value.first, value.second});
+  }
+  return result;
+}
+
+bool starts_with_any(std::string_view key, std::initializer_list<std::string_view> prefixes) {
+  return std::any_of(prefixes.begin(), prefixes.end(), [&](std::string_view p) { return key.starts_with(p); });
+}
+
+bool decides_what_is_trained(std::string_view key) {
+  return (key.starts_with("model.") && key != "model.preset") || key == "run.seed" || key == "train.batch";
+}
+
+/// The order in which prepared text is read. How it was prepared shows in its sha256; where it lies does not matter.
+bool mixes_the_data(std::string_view key) {
+  return starts_with_any(key, {"data.mixture.", "data.phase."}) && !key.ends_with(".path");
+}
+
+bool changes_the_rest(std::string_view key) {
+  return starts_with_any(key, {"optimizer.", "schedule."}) || key == "train.steps" || key == "train.clip" ||
+         key == "train.micro_batch" || key == "train.checkpoint_activations";
+}
+
+}  // namespace
+
+nlohmann::json checkpoint_state(const RunState& state, const ResolvedRun& run, const Tokenizer& tokenizer, int ranks) {
+  RunConfig config = run.config;
+  return {{"config", config_to_json([&](Section& s) { config.describe(s); })},
+          {"tokenizer", tokenizer_state(tokenizer)},
+          {"data_sha256", run.data.sha256},
+          {"precision", run.precision.name},
+          {"ranks", ranks},
+          {"seed", run.config.run.seed},
+          {"data_position", {{"step", state.step}}},
+          {"updates", state.updates},
+          {"skipped_in_a_row", state.skipped_in_a_row},
+          {"tokens", state.tokens},
+          {"last", to_plain_json(state.last)},
+          {"last_evaluated", to_plain_json(state.last_evaluated)},
+          {"resumed_from", state.resumed_from}};
+}
+
+RunState run_state(const nlohmann::json& state, int64_t step) {
+  return {.step = step,
+          .updates = state.value("updates", int64_t{0}),
+          .skipped_in_a_row = state.value("skipped_in_a_row", int64_t{0}),
+          .tokens = state.value("tokens", int64_t{0}),
+          .last = metrics_or_none(state, "last"),
+          .last_evaluated = metrics_or_none(state, "last_evaluated"),
+          .resumed_from = state.value("resumed_from", std::vector<int64_t>())};
+}
+
+std::optional<std::string> stored_precision(const nlohmann::json& state) {
+  if (!state.contains("precision")) return std::nullopt;
+  return state["precision"].get<std::string>();
+}
+
+std::vector<std::string> check_same_run(const nlohmann::json& state, const ResolvedRun& run, int64_t step, int ranks) {
+  RunConfig config = run.config;
+  const nlohmann::json now = config_to_json([&](Section& s) { config.describe(s); });
+  const bool same_text = !state.contains("data_sha256") || state["data_sha256"] == nlohmann::json(run.data.sha256);
+  std::vector<std::string> refused, changed;
+  for (const Difference& d : differences(state.at("config"), now)) {
+    const std::string text = fmt::format("{} was {}, is {}", d.key, d.stored.empty() ? "absent" : d.stored,
+                                         d.now.empty() ? "absent" : d.now);
+    const bool changes_data = mixes_the_data(d.key) || (!same_text && d.key.starts_with("data."));
+    // Before the first step (imported weights) nothing is settled but the model.
+    if (step == 0 ? d.key.starts_with("model.") : decides_what_is_trained(d.key) || changes_data)
+      refused.push_back(text);
+    if (step > 0 && changes_the_rest(d.key)) changed.push_back(text);
+  }
+  if (!same_text) {
+    refused.push_back(fmt::format("the text was {}, is {} (sha256 of the prepared manifests)",
+                                  fmt::join(state["data_sha256"].get<std::vector<std::string>>(), " "),
+                                  fmt::join(run.data.sha256, " ")));
+  }
+  if (!refused.empty()) {
+    throw UserError(
+        fmt::format("{} holds another run at step {}: {}", run.config.run.folder, step, fmt::join(refused, "; ")),
+        "put these back to resume it, or begin a new run with another run.name");
+  }
+  std::vector<std::string> warnings;
+  if (!changed.empty()) warnings.push_back(fmt::format("from step {} on: {}", step + 1, fmt::join(changed, "; ")));
+  if (state.contains("ranks") && state["ranks"] != ranks) {
+    warnings.push_back(
+        fmt::format("the run had {} ranks and now has {}: the same samples in the same order, other rounding",
+                    state["ranks"].get<int>(), ranks));
+  }
+  return warnings;
+}
+
+void restore(Optimizer& optimizer, const std::map<std::string, at::Tensor>& tensors, int64_t updates, Group& group) {
+  on_rank_zero(group, "restoring the checkpoint", [&] { optimizer.load(tensors, updates); });
+  if (group.size() == 1) return;
+  std::map<std::string, at::Tensor> own = optimizer.tensors();
+  for (auto& [name, tensor] : own) group.broadcast(tensor, 0);
+  if (group.rank() != 0) optimizer.load(own, updates);
+}
+
+}  // namespace dovetail

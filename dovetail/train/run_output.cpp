@@ -1,0 +1,75 @@
+#include "dovetail/train/run_output.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "dovetail/base/log.h"
+#include "dovetail/base/trace.h"
+
+namespace dovetail {
+
+RunOutput::RunOutput(const RunFolder& folder, const RunConfig& config, int64_t first_step, bool quiet)
+    : folder_(folder),
+      log_(config.log),
+      metrics_(folder.path() / "metrics.jsonl", first_step),
+      timings_(folder.path() / "timings.jsonl", first_step),
+      progress_(first_step, config.train.steps, quiet ? Progress::Mode::kOff : Progress::Mode::kAutomatic) {
+  if (metrics_.last_kept() < first_step) {
+    log_warning("{}/metrics.jsonl ends at step {}, the checkpoint is of step {}: the steps between are missing from it",
+                folder.path().string(), metrics_.last_kept(), first_step);
+  }
+  // A run that has nothing left to train needs no event file.
+  if (log_.tensorboard && first_step < config.train.steps) events_.emplace(folder.path() / "events", first_step + 1);
+}
+
+bool RunOutput::traced(int64_t step) const {
+  return std::find(log_.trace_steps.begin(), log_.trace_steps.end(), step) != log_.trace_steps.end();
+}
+
+void RunOutput::begin_step(int64_t step) {
+  if (traced(step)) start_trace(/*aten=*/true);
+}
+
+void RunOutput::end_step(int64_t step) {
+  if (traced(step)) stop_trace(folder_.path() / fmt::format("trace-{}.json", step));
+}
+
+void RunOutput::write(const StepMetrics& metrics) { metrics_.append(to_json(metrics)); }
+
+void RunOutput::write(const StepMetrics& metrics, const StepTimings& timings) {
+  timings_.append(to_json(timings));
+  if (metrics.validation) validation_loss_ = metrics.validation->loss;
+  if (events_) {
+    std::vector<std::pair<std::string_view, double>> values = {{"loss/train", metrics.loss},
+                                                               {"optimizer/lr", metrics.lr},
+                                                               {"optimizer/grad_norm", metrics.grad_norm},
+                                                               {"speed/tokens_per_s", timings.tokens_per_s}};
+    if (metrics.validation) values.emplace_back("loss/validation", metrics.validation->loss);
+    if (timings.utilization > 0) values.emplace_back("speed/utilization", timings.utilization);
+    events_->scalars(metrics.step, values);
+  }
+  progress_.update({.step = metrics.step,
+                    .loss = metrics.loss,
+                    .validation_loss = validation_loss_,
+                    .tokens_per_s = timings.tokens_per_s,
+                    .utilization = timings.utilization},
+                   (timings.step_ms + timings.evaluation_ms + timings.checkpoint_ms) / 1000.0);
+}
+
+void RunOutput::say(const std::string& line) {
+  progress_.interrupt();
+  log_info("{}", line);
+}
+
+void RunOutput::warn(const std::string& line) {
+  progress_.interrupt();
+  log_warning("{}", line);
+}
+
+}  // namespace dovetail

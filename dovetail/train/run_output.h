@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "dovetail/train/metrics.h"
+#include "dovetail/train/progress.h"
+#include "dovetail/train/resolve.h"
+#include "dovetail/train/run_folder.h"
+#include "dovetail/train/tensorboard.h"
+
+namespace dovetail {
+
+/// What rank 0 writes and shows while training: metrics.jsonl, timings.jsonl, events, traces, the progress bar.
+class RunOutput {
+ public:
+  /// Cuts the logs back to `first_step` steps and says so if metrics.jsonl does not reach that far.
+  RunOutput(const RunFolder& folder, const RunConfig& config, int64_t first_step, bool quiet);
+
+  void begin_step(int64_t step);  ///< starts a trace if log.trace_steps names it
+  void end_step(int64_t step);    ///< writes it
+  /// The step's line of metrics.jsonl, before its checkpoint.
+  void write(const StepMetrics& metrics);
+  /// The step's line of timings.jsonl, its events and the progress bar.
+  void write(const StepMetrics& metrics, const StepTimings& timings);
+  /// The step's lines to the disk, before a checkpoint builds on them.
+  void sync() { metrics_.sync(); }
+  /// A line for the reader, above the progress bar.
+  void say(const std::string& line);
+  void warn(const std::string& line);
+  void finish() { progress_.finish(); }
+
+ private:
+  bool traced(int64_t step) const;
+
+  const RunFolder& folder_;
+  LogSection log_;
+  StepLog metrics_, timings_;
+  std::optional<EventWriter> events_;
+  Progress progress_;
+  std::optional<double> validation_loss_;
+};
+
+}  // namespace dovetail

@@ -1,0 +1,76 @@
+#include "dovetail/train/step.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/ops/adamw.h"
+#include "dovetail/train/collective.h"
+
+namespace dovetail {
+namespace {
+
+/// Squares of this rank's share of the gradients (every rank holds all of them): together they are the global norm.
+double squares_of_share(const GradientReducer& gradients, const Group& group) {
+  std::vector<at::Tensor> share;
+  for (auto i = static_cast<size_t>(group.rank()); i < gradients.size(); i += static_cast<size_t>(group.size())) {
+    share.push_back(gradients.gradient(i));
+  }
+  return sum_of_squares(share);
+}
+
+}  // namespace
+
+TrainStep::TrainStep(std::shared_ptr<GPT> model, Optimizer& optimizer, std::shared_ptr<Group> group,
+                     StepOptions options)
+    : model_(std::move(model)),
+      optimizer_(optimizer),
+      group_(std::move(group)),
+      options_(options),
+      reducer_(group_, optimizer_.parameters(), {.bucket_bytes = options.bucket_bytes}) {
+  DOVETAIL_CHECK(options_.micro_batch > 0, "micro_batch {}", options_.micro_batch);
+}
+
+StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop) {
+  const int64_t samples = tokens.size(0);
+  DOVETAIL_CHECK(samples > 0, "a rank without samples");
+  at::Tensor loss_sum;
+  int64_t weight = 0;
+  reducer_.begin();
+  for (int64_t first = 0; first < samples; first += options_.micro_batch) {
+    const int64_t size = std::min(options_.micro_batch, samples - first);
+    LossSum loss;
+    {
+      const TraceSpan span("forward");
+      loss = model_->loss(tokens.narrow(0, first, size));
+    }
+    if (first + size == samples) reducer_.arm();
+    const TraceSpan span("backward");
+    loss.sum.backward();
+    const at::Tensor detached = loss.sum.detach().to(at::kDouble);
+    loss_sum = loss_sum.defined() ? loss_sum + detached : detached;
+    weight += loss.weight;
+  }
+  reducer_.finish();
+
+  const TraceSpan span("update");
+  const std::vector<double> sums =
+      sum_over_ranks(*group_, {loss_sum.item<double>(), static_cast<double>(weight),
+                               squares_of_share(reducer_, *group_), want_stop ? 1.0 : 0.0});
+  StepOutcome outcome = {.loss = sums[0] / sums[1],
+                         .grad_norm = std::sqrt(sums[2]) / sums[1],
+                         .tokens = static_cast<int64_t>(sums[1]),
+                         .stop = sums[3] > 0};
+  outcome.skipped = !std::isfinite(outcome.loss) || !std::isfinite(outcome.grad_norm);
+  if (!outcome.skipped) {
+    const bool clipped = options_.clip > 0 && outcome.grad_norm > options_.clip;
+    optimizer_.step(reducer_, lr, (clipped ? options_.clip / outcome.grad_norm : 1.0) / sums[1]);
+  }
+  return outcome;
+}
+
+}  // namespace dovetail

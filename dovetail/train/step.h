@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "dovetail/comm/group.h"
+#include "dovetail/comm/reducer.h"
+#include "dovetail/models/gpt.h"
+#include "dovetail/train/optimizer.h"
+
+namespace dovetail {
+
+struct StepOptions {
+  int64_t micro_batch = 1;  ///< samples at once
+  double clip = 0;          ///< 0: none
+  int64_t bucket_bytes = 4 << 20;
+};
+
+/// What all ranks agree on after a step: the same bits on each.
+struct StepOutcome {
+  double loss = 0;       ///< nats per token of the global batch
+  double grad_norm = 0;  ///< of the mean gradient
+  int64_t tokens = 0;    ///< in the global batch
+  bool skipped = false;  ///< loss or norm not finite: nothing was updated
+  bool stop = false;     ///< a rank wants to stop
+};
+
+/// One optimizer step over all ranks: forward and backward of the micro-batches, reduction, guard, update.
+class TrainStep {
+ public:
+  /// `optimizer` is bound to `model` already, in its final dtype and on its device.
+  TrainStep(std::shared_ptr<GPT> model, Optimizer& optimizer, std::shared_ptr<Group> group, StepOptions options);
+
+  /// tokens (samples of this rank, T + 1) on the CPU. All ranks together.
+  StepOutcome run(const at::Tensor& tokens, double lr, bool want_stop);
+
+  /// The reduced gradient sums of the last step (not divided by tokens).
+  const GradientReducer& gradients() const { return reducer_; }
+
+ private:
+  std::shared_ptr<GPT> model_;
+  Optimizer& optimizer_;
+  std::shared_ptr<Group> group_;
+  StepOptions options_;
+  GradientReducer reducer_;
+};
+
+}  // namespace dovetail

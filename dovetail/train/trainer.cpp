@@ -1,0 +1,184 @@
+#include "dovetail/train/trainer.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/file.h"
+#include "dovetail/base/log.h"
+#include "dovetail/base/machine.h"
+#include "dovetail/io/checkpoint.h"
+#include "dovetail/models/gpt.h"
+#include "dovetail/train/collective.h"
+#include "dovetail/train/report.h"
+#include "dovetail/train/resolve.h"
+#include "dovetail/train/resume.h"
+#include "dovetail/train/run_folder.h"
+#include "dovetail/train/samples.h"
+#include "dovetail/train/training.h"
+
+namespace dovetail {
+namespace {
+
+/// argv as the kernel has it: what to type to do this again.
+std::vector<std::string> command_line() {
+  std::vector<std::string> words;
+  std::string word;
+  for (const char c : read_file("/proc/self/cmdline")) {
+    if (c != '\0') {
+      word += c;
+    } else {
+      words.push_back(std::exchange(word, {}));
+    }
+  }
+  return words;
+}
+
+uint64_t memory_above(uint64_t baseline_bytes) {
+  const uint64_t peak_bytes = peak_resident_bytes();
+  return peak_bytes > baseline_bytes ? peak_bytes - baseline_bytes : 0;
+}
+
+/// machine.json (docs/training.md).
+nlohmann::ordered_json machine_record(const ResolvedRun& run, const RunState& state, int ranks,
+                                      const std::string& sources, uint64_t peak_bytes, bool finished) {
+  return {
+      {"version", DOVETAIL_VERSION},
+      {"command_line", command_line()},
+      {"machine", machine_json()},
+      {"ranks", ranks},
+      {"threads", run.threads},
+      {"device", run.device.str()},
+      {"precision",
+       {{"recipe", run.precision.recipe}, {"compute", run.precision.name}, {"reason", run.precision.reason}}},
+      {"parameters", run.size.parameters},
+      {"flops_per_token", run.size.flops_per_token},
+      {"peak_flops", run.precision.peak_flops * ranks},
+      {"memory",
+       {{"estimate_bytes", run.memory.total()}, {"available_bytes", run.available_bytes}, {"peak_bytes", peak_bytes}}},
+      {"data",
+       {{"path", run.config.data.path},
+        {"sha256", run.data.sha256},
+        {"tokenizer", run.data.tokenizer_kind},
+        {"vocab_size", run.data.tokenizer_vocab},
+        {"train_tokens", run.data.train_tokens},
+        {"validation_tokens", run.data.validation_tokens},
+        {"sources", sources}}},
+      {"resumed_from", state.resumed_from},
+      {"finished", finished}};
+}
+
+void say_what_is_trained(const ResolvedRun& run) {
+  log_info("{}", summary_line(run));
+  const double needed = static_cast<double>(run.memory.total()) * run.local_ranks;
+  if (needed > static_cast<double>(run.available_bytes)) {
+    log_warning(
+        "a step is estimated to need {}, but {} is available; lower train.micro_batch or set "
+        "train.checkpoint_activations = true",
+        format_bytes(needed), format_bytes(static_cast<double>(run.available_bytes)));
+  }
+}
+
+/// Rank 0 opens the run's folder and reads its newest good checkpoint, if any; all ranks learn its step and state.
+struct StartingPoint {
+  std::unique_ptr<RunFolder> folder;          ///< rank 0
+  std::map<std::string, at::Tensor> tensors;  ///< rank 0
+  RunState state;
+  std::optional<std::string> precision;
+};
+
+StartingPoint open_run(const ResolvedRun& run, Group& group, const TrainOptions& options) {
+  StartingPoint start;
+  Snapshot snapshot{.step = -1};
+  on_rank_zero(group, "opening the run", [&] {
+    start.folder = std::make_unique<RunFolder>(run.config.folder());
+    CheckpointFolder checkpoints(start.folder->checkpoints(), {});
+    checkpoints.clean();
+    if (!options.resume) start.folder->forget_earlier_run();
+    snapshot = read_latest_checkpoint(start.folder->checkpoints());
+    if (snapshot.step < 0) return;
+    for (const std::string& warning : check_same_run(snapshot.state, run, snapshot.step, group.size())) {
+      log_warning("{}", warning);
+    }
+  });
+  const nlohmann::json shared = broadcast_json(group, {{"step", snapshot.step}, {"state", snapshot.state}});
+  const auto step = shared["step"].get<int64_t>();
+  if (step < 0) return start;
+  start.tensors = std::move(snapshot.tensors);
+  start.precision = stored_precision(shared["state"]);
+  start.state = run_state(shared["state"], step);
+  start.state.resumed_from.push_back(step);
+  return start;
+}
+
+/// Samples and the report, from what training left.
+void finish_run(const RunFolder& folder, Training& training, const ResolvedRun& run, bool quiet) {
+  if (training.complete()) {
+    nlohmann::ordered_json samples = nlohmann::ordered_json::array();
+    for (const Sample& sample : continue_prompts(training.model(), training.store().tokenizer(), run.config)) {
+      samples.push_back({{"prompt", sample.prompt}, {"continuation", sample.continuation}});
+      if (!quiet) log_info("--- sample\n{}{}\n---", sample.prompt, sample.continuation);
+    }
+    folder.write_json("samples.json", samples);
+  }
+  write_report(folder.path());
+}
+
+TrainResult result_of(const Training& training) {
+  const RunState& state = training.state();
+  TrainResult result = {.steps = state.step, .interrupted = !training.complete()};
+  if (state.last) result.loss = state.last->loss;
+  if (state.last_evaluated) {
+    result.validation_loss = state.last_evaluated->validation->loss;
+    result.validation_nats_per_byte = state.last_evaluated->validation->nats_per_byte;
+  }
+  return result;
+}
+
+}  // namespace
+
+TrainResult train(const RunConfig& config, std::shared_ptr<Group> group, const TrainOptions& options) {
+  const bool speaks = group->rank() == 0 && !options.quiet;
+  ResolvedRun run = resolve_run(config, *group, options);
+  if (options.dry_run) {
+    resolve_precision_and_size(run, *group, std::nullopt);
+    // Every module is made, as training would make it, without any memory behind it.
+    const GPT model(run.config.model, c10::kMeta);
+    if (speaks) say_what_is_trained(run);
+    return {};
+  }
+  StartingPoint start = open_run(run, *group, options);
+  resolve_precision_and_size(run, *group, start.precision);
+  if (speaks) say_what_is_trained(run);
+  if (speaks && !start.state.resumed_from.empty())
+    log_info("resuming {} at step {}", run.config.run.folder, start.state.step);
+
+  const uint64_t baseline_bytes = resident_bytes();
+  reset_peak_resident();
+  RunFolder* folder = start.folder.get();
+  Training training(run, group, folder, options.quiet, start.state, start.tensors);
+  start.tensors.clear();
+  const auto write_machine = [&](bool finished) {
+    folder->write_json("machine.json", machine_record(run, training.state(), group->size(), training.data_summary(),
+                                                      memory_above(baseline_bytes), finished));
+  };
+  on_rank_zero(*group, "writing the run's config", [&] {
+    folder->write_config(run.config);
+    write_machine(false);
+  });
+  if (speaks) log_info("{}", training.data_summary());
+  training.run();
+  on_rank_zero(*group, "writing the report", [&] {
+    write_machine(training.complete());
+    finish_run(*folder, training, run, options.quiet);
+  });
+  return result_of(training);
+}
+
+}  // namespace dovetail

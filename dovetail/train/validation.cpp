@@ -1,0 +1,66 @@
+#include "dovetail/train/validation.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+
+#include "dovetail/base/trace.h"
+#include "dovetail/train/collective.h"
+
+namespace dovetail {
+namespace {
+
+/// Window w of `count` chosen out of `windows`, evenly spread; all of them when count == windows.
+int64_t chosen_window(int64_t w, int64_t count, int64_t windows) { return w * windows / count; }
+
+struct Sums {
+  double nats = 0, tokens = 0;
+
+  void add(GPT& model, const at::Tensor& tokens_bt, at::Device device) {
+    const LossSum loss = model.loss(tokens_bt.to(device));
+    nats += loss.sum.item<double>();
+    tokens += static_cast<double>(loss.weight);
+  }
+};
+
+}  // namespace
+
+std::optional<Validation> validate(GPT& model, const TokenStore& store, Group& group,
+                                   const ValidationOptions& options) {
+  const TraceSpan span("validate");
+  const c10::NoGradGuard no_grad;
+  const int64_t predicted = store.num_tokens(Split::kValidation) - 1;
+  if (predicted < 1) return std::nullopt;
+  const int64_t length = options.context;
+  const int64_t windows = predicted / length;
+  const bool all = options.max_tokens == 0 || options.max_tokens >= predicted;
+  const int64_t count = all ? windows : std::min(windows, std::max<int64_t>(1, options.max_tokens / length));
+
+  Sums sums;
+  const int64_t begin = group.rank() * count / group.size(), end = (group.rank() + 1) * count / group.size();
+  for (int64_t first = begin; first < end; first += options.batch) {
+    const int64_t size = std::min(options.batch, end - first);
+    at::Tensor tokens_bt = at::empty({size, length + 1}, at::kLong);
+    for (int64_t i = 0; i < size; ++i) {
+      store.read(Split::kValidation, chosen_window(first + i, count, windows) * length, length + 1,
+                 tokens_bt.data_ptr<int64_t>() + i * (length + 1));
+    }
+    sums.add(model, tokens_bt, options.device);
+  }
+  // What is left after the last whole window; also a split shorter than one window.
+  const int64_t rest = predicted - windows * length;
+  if ((all || windows == 0) && rest > 0 && group.rank() == group.size() - 1) {
+    at::Tensor tokens_bt = at::empty({1, rest + 1}, at::kLong);
+    store.read(Split::kValidation, windows * length, rest + 1, tokens_bt.data_ptr<int64_t>());
+    sums.add(model, tokens_bt, options.device);
+  }
+
+  const std::vector<double> total = sum_over_ranks(group, {sums.nats, sums.tokens});
+  const double loss = total[0] / total[1];
+  const double tokens_per_byte = static_cast<double>(store.num_tokens(Split::kValidation)) /
+                                 static_cast<double>(std::max<uint64_t>(1, store.num_bytes(Split::kValidation)));
+  return Validation{.loss = loss, .nats_per_byte = loss * tokens_per_byte, .tokens = static_cast<int64_t>(total[1])};
+}
+
+}  // namespace dovetail

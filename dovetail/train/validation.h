@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "dovetail/comm/group.h"
+#include "dovetail/data/token_store.h"
+#include "dovetail/models/gpt.h"
+
+namespace dovetail {
+
+/// The loss on the validation split.
+struct Validation {
+  double loss = 0;           ///< nats per token; exp(loss) is the perplexity
+  double nats_per_byte = 0;  ///< loss * (tokens / bytes of the whole split): comparable between tokenizers
+  int64_t tokens = 0;        ///< that it was measured on
+};
+
+struct ValidationOptions {
+  int64_t context = 128;   ///< T: windows of T predicted tokens side by side, none predicted twice
+  int64_t batch = 1;       ///< windows at once on a rank
+  int64_t max_tokens = 0;  ///< evenly spread windows of about this many tokens; 0: every token but the first
+  at::Device device = at::kCPU;
+};
+
+/// All ranks together: each takes a contiguous share of the windows, and sums of nats and tokens are added over ranks.
+/// The same windows for any number of ranks. nullopt if the split has fewer than two tokens.
+std::optional<Validation> validate(GPT& model, const TokenStore& store, Group& group, const ValidationOptions& options);
+
+}  // namespace dovetail

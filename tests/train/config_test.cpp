@@ -1,0 +1,96 @@
+#include "dovetail/train/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/file.h"
+#include "tests/base/temporary_folder.h"
+
+namespace dovetail {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+class RunConfigFile : public testing::Test {
+ protected:
+  RunConfig load(const std::string& toml, const std::vector<std::string>& overrides = {}) {
+    write_file_atomically(folder_ / "run.toml", toml);
+    return load_run_config(folder_ / "run.toml", overrides);
+  }
+  std::string refusal(const std::string& toml, const std::vector<std::string>& overrides = {}) {
+    try {
+      load(toml, overrides);
+    } catch (const UserError& error) {
+      return std::string(error.what()) + " | " + error.help() + " | " + error.place();
+    }
+    return "accepted";
+  }
+  test::TemporaryFolder folder_;
+};
+
+TEST_F(RunConfigFile, AGivenKeyWinsOverThePresetAndThePresetOverDefaults) {
+  const RunConfig config = load("[model]\npreset = \"gpt2-124m\"\nlayers = 3\n", {"model.context=64"});
+  const ModelConfig preset = model_preset("gpt2-124m").config;
+  EXPECT_EQ(config.model.layers, 3);
+  EXPECT_EQ(config.model.context, 64);
+  EXPECT_EQ(config.model.width, preset.width);
+  EXPECT_EQ(config.model.norm, preset.norm);
+  EXPECT_NE(preset.width, ModelConfig().width);
+}
+
+TEST_F(RunConfigFile, APresetMayComeFromTheCommandLine) {
+  EXPECT_EQ(load("", {"model.preset=gpt2-124m"}).model.width, 768);
+}
+
+TEST_F(RunConfigFile, TheResolvedConfigLoadsToTheSameValues) {
+  RunConfig config =
+      load("[run]\nname = \"a\"\n[model]\npreset = \"gpt2-124m\"\n[optimizer]\nlr = 0.1\nbetas = [0.8, 0.9]\n",
+           {"log.trace_steps=[3, 5]", "data.text=[\"a b.txt\"]", "schedule.min_lr_ratio=0.3"});
+  const std::string toml = config_to_toml([&](Section& s) { config.describe(s); });
+  RunConfig again = load(toml);
+  EXPECT_EQ(config_to_toml([&](Section& s) { again.describe(s); }), toml);
+  EXPECT_EQ(again.optimizer.lr, 0.1);
+  EXPECT_EQ(again.log.trace_steps, (std::vector<int64_t>{3, 5}));
+}
+
+TEST_F(RunConfigFile, ASingleTextMayBeGivenWithoutBrackets) {
+  EXPECT_EQ(load("", {"data.text=../some/text.txt"}).data.text, (std::vector<std::string>{"../some/text.txt"}));
+}
+
+TEST_F(RunConfigFile, RefusesWhatNoRunCanMean) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"[train]\nsteps = 10\n[schedule]\nwarmup_steps = 10", "schedule.warmup_steps = 10"},
+      {"[train]\nbatch = 4\nmicro_batch = 5", "train.micro_batch = 5"},
+      {"[optimizer]\nbetas = [0.9]", "optimizer.betas"},
+      {"[optimizer]\nbetas = [0.9, 1.0]", "optimizer.betas"},
+      {"[data]\ntext = [\"a\"]\nfile_list = \"b\"", "data.file_list"},
+      {"[data]\npath = \"a\"\nmixture = [{ path = \"b\" }]", "data.mixture"},
+      {"[train]\nsteps = 10\n[log]\ntrace_steps = [11]", "log.trace_steps"},
+      {"[train]\nsteps = 10\n[schedule]\ndecay = \"wsd\"\nwarmup_steps = 5\ndecay_fraction = 0.9",
+       "schedule.decay_fraction"},
+      {"[run]\nname = \"a/b\"", "run.name"},
+  };
+  for (const auto& [toml, key] : cases) EXPECT_THAT(refusal(toml), HasSubstr(key)) << toml;
+}
+
+TEST_F(RunConfigFile, MistakesAreNamedWithTheirPlace) {
+  EXPECT_THAT(refusal("[train]\nstesp = 5\n"), AllOf(HasSubstr("stesp"), HasSubstr("steps"), HasSubstr("run.toml:2:")));
+  EXPECT_THAT(refusal("[model]\npreset = \"gpt2-142m\"\n"), HasSubstr("gpt2-124m"));
+  EXPECT_THAT(refusal("[schedule]\ndecay = \"cosin\"\n"), AllOf(HasSubstr("cosin"), HasSubstr("run.toml:2:")));
+}
+
+TEST(RunConfigs, EveryShippedConfigLoads) {
+  const auto folder = std::filesystem::path(__FILE__).parent_path() / "../../configs";
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() != ".toml") continue;
+    EXPECT_NO_THROW(load_run_config(entry.path(), {})) << entry.path();
+    ++count;
+  }
+  EXPECT_GE(count, 4);
+}
+
+}  // namespace
+}  // namespace dovetail

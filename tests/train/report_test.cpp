@@ -1,0 +1,184 @@
+#include "dovetail/train/report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/file.h"
+
+namespace dovetail {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using testing::Not;
+using Json = nlohmann::ordered_json;
+
+class Report : public testing::Test {
+ protected:
+  Report() : folder_(fs::temp_directory_path() / ("dovetail-report-" + std::to_string(getpid()))) {
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+    write("config.toml", "[run]\nname = \"small\"\n[train]\nsteps = 4\n");
+  }
+  ~Report() override { fs::remove_all(folder_); }
+
+  void write(const std::string& name, const std::string& content) const { std::ofstream(folder_ / name) << content; }
+  std::string page() const { return read_file(write_report(folder_)); }
+  Json data() const { return report_data(folder_); }
+
+  /// The curve of a name in any chart; null when there is none.
+  static Json curve(const Json& data, const std::string& name) {
+    for (const Json& chart : data["charts"]) {
+      for (const Json& series : chart["series"]) {
+        if (series["name"] == name) return series["points"];
+      }
+    }
+    return nullptr;
+  }
+
+  const fs::path folder_;
+};
+
+constexpr const char* kFourSteps =
+    R"({"step":1,"loss":4.5,"lr":0.001,"grad_norm":2.0,"tokens":100}
+{"step":2,"loss":null,"lr":0.002,"grad_norm":null,"tokens":200,"skipped":true}
+{"step":3,"loss":3.5,"lr":0.002,"grad_norm":1.5,"tokens":300,"validation_loss":3.6,"validation_nats_per_byte":1.25}
+{"step":4,"loss":3.25,"lr":0.001,"grad_norm":1.0,"tokens":400,"validation_loss":3.7,"validation_nats_per_byte":1.5}
+)";
+
+TEST_F(Report, NeedsOnlyConfigAndMetrics) {
+  write("metrics.jsonl", kFourSteps);
+  const Json d = data();
+  EXPECT_EQ(d["name"], "small");
+  EXPECT_EQ(curve(d, "training").dump(), "[[1,100.0,null,4.5],[3,300.0,null,3.5],[4,400.0,null,3.25]]");
+  EXPECT_EQ(curve(d, "validation").size(), 2);
+  EXPECT_EQ(d["skipped_steps"].dump(), "[2]");
+  EXPECT_TRUE(curve(d, "resident").is_null());
+  EXPECT_THAT(page(), HasSubstr("small"));
+}
+
+TEST_F(Report, VerdictNamesLossOverfittingAndSkippedSteps) {
+  write("metrics.jsonl", kFourSteps);
+  const std::string verdict = data()["verdict"];
+  EXPECT_THAT(verdict, HasSubstr("Trained all 4 steps: 3.7 nats per token on held-out text, 1.5 per byte"));
+  EXPECT_THAT(verdict, HasSubstr("best at step 3 (3.6)"));
+  EXPECT_THAT(verdict, HasSubstr("1 step was skipped"));
+}
+
+TEST_F(Report, OfARunThatHasNotBegunOrIsWritingSaysSo) {
+  write("metrics.jsonl", "");
+  EXPECT_EQ(data()["verdict"], "No step has been taken yet.");
+  write("metrics.jsonl", R"({"step":1,"loss":4.5,"tokens":100})"
+                         "\n"
+                         R"({"step":2,"los)");
+  EXPECT_THAT(data()["verdict"].get<std::string>(), HasSubstr("1 of 4 steps so far"));
+  EXPECT_FALSE(data()["finished"].get<bool>());
+}
+
+TEST_F(Report, AddsTheHoursOfProcessesThatTookTheRunUpAgain) {
+  write("metrics.jsonl", kFourSteps);
+  write("timings.jsonl", R"({"step":1,"time_s":1800,"tokens_per_s":10}
+{"step":2,"time_s":3600,"tokens_per_s":10}
+{"step":3,"time_s":900,"tokens_per_s":12}
+{"step":4,"time_s":1800,"tokens_per_s":11}
+)");
+  EXPECT_EQ(curve(data(), "tokens per second").dump(),
+            "[[1,100.0,0.5,10.0],[2,200.0,1.0,10.0],[3,300.0,1.25,12.0],[4,400.0,1.5,11.0]]");
+}
+
+TEST_F(Report, EscapesEveryTextOfTheRun) {
+  const std::string attack = "</script><script>bad()</script><!--<u>&'\"";
+  write("config.toml", "[run]\nname = \"x\"\n# " + attack + "\n");
+  write("metrics.jsonl", kFourSteps);
+  write("samples.json", Json::array({{{"prompt", attack}, {"continuation", attack}}}).dump());
+  write("machine.json", Json({{"machine", {{"cpu", attack}}},
+                              {"command_line", {"dovetail", "train", attack}},
+                              {"device", attack},
+                              {"data", {{"path", attack}, {"sha256", {attack}}, {"tokenizer", attack}}},
+                              {"precision", {{"compute", attack}, {"reason", attack}}}})
+                            .dump());
+  const std::string html = page();
+  EXPECT_THAT(html, Not(HasSubstr("<script>bad()")));
+  EXPECT_THAT(html, Not(HasSubstr("<u>")));
+  EXPECT_THAT(html, HasSubstr("&lt;/script&gt;&lt;script&gt;bad()"));
+}
+
+TEST_F(Report, DataInTheScriptHasNoLessThanSign) {
+  Json d = {{"name", "n"},
+            {"model", "m"},
+            {"where", ""},
+            {"finished", true},
+            {"verdict", "v"},
+            {"tiles", Json::array()},
+            {"charts", {{{"title", "</script><!--"}, {"series", Json::array()}}}},
+            {"skipped_steps", Json::array()},
+            {"samples", Json::array()},
+            {"decisions", Json::array()},
+            {"machine", Json::array()},
+            {"commands", Json::array()},
+            {"config", ""}};
+  const std::string html = report_page(d);
+  const size_t begin = html.find("id=\"data\">") + 10, end = html.find("</script>", begin);
+  const std::string embedded = html.substr(begin, end - begin);
+  EXPECT_THAT(embedded, Not(HasSubstr("<")));
+  EXPECT_EQ(Json::parse(embedded)["charts"], d["charts"]);
+}
+
+TEST_F(Report, LoadsNothingFromOutside) {
+  write("metrics.jsonl", kFourSteps);
+  const std::string html = page();
+  for (const char* reference : {"http://", "https://", "src=", "@import", "url("})
+    EXPECT_THAT(html, Not(HasSubstr(reference)));
+}
+
+TEST_F(Report, RefusesWhatIsNoRunAndDamagedLinesByName) {
+  EXPECT_THROW(write_report(folder_ / "absent"), UserError);
+  EXPECT_THROW(write_report(folder_), UserError);  // no metrics.jsonl
+  write("metrics.jsonl", "{\"step\":1,\"loss\":1}\nnonsense\n");
+  try {
+    write_report(folder_);
+    FAIL() << "a damaged line was taken";
+  } catch (const UserError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("metrics.jsonl:2"));
+  }
+  write("metrics.jsonl", "{\"loss\":1}\n");
+  EXPECT_THROW(write_report(folder_), UserError);
+  EXPECT_FALSE(fs::exists(folder_ / "report.html"));
+}
+
+TEST(ThinOut, KeepsShortCurvesWhole) {
+  EXPECT_TRUE(thin_out({}, 8).empty());
+  EXPECT_THAT(thin_out({3, 1, 2}, 4), testing::ElementsAre(0, 1, 2));
+  EXPECT_EQ(thin_out(std::vector<double>(8), 8).size(), 8);
+}
+
+TEST(ThinOut, KeepsEndsSpikesAndOrderWithinTheLimit) {
+  for (const size_t size : {9, 31, 1000, 4001, 12345}) {
+    for (const size_t limit : {4, 5, 8, 100, 4000}) {
+      if (size <= limit) continue;
+      std::vector<double> y(size);
+      for (size_t i = 0; i < size; ++i) y[i] = std::sin(0.01 * static_cast<double>(i));
+      y[size / 3] = 50;
+      y[size / 2] = -50;
+      const std::vector<size_t> kept = thin_out(y, limit);
+      EXPECT_LE(kept.size(), limit);
+      EXPECT_TRUE(std::is_sorted(kept.begin(), kept.end()));
+      EXPECT_EQ(std::adjacent_find(kept.begin(), kept.end()), kept.end());
+      EXPECT_EQ(kept.front(), 0);
+      EXPECT_EQ(kept.back(), size - 1);
+      EXPECT_THAT(kept, testing::Contains(size / 3)) << size << " to " << limit;
+      EXPECT_THAT(kept, testing::Contains(size / 2)) << size << " to " << limit;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dovetail

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "dovetail/base/file.h"
+#include "dovetail/base/rng.h"
+#include "dovetail/train/config.h"
+#include "tests/base/temporary_folder.h"
+
+namespace dovetail::test {
+
+/// Text that a small model can learn something of: words of a fixed list in random order.
+inline std::string some_text(int words) {
+  static const char* const kWords[] = {"two ", "gears ", "mesh ",    "and ",   "neither ", "waits ",
+                                       "for ", "the ",   "other.\n", "while ", "data ",    "flows "};
+  std::string text;
+  for (int i = 0; i < words; ++i) {
+    text += kWords[random_below(7, RandomStream::kTest, static_cast<uint64_t>(i), std::size(kWords))];
+  }
+  return text;
+}
+
+/// A run of about 20 k parameters on bytes in a folder that goes away; one thread, so that several ranks share a
+/// machine.
+class TinyRun {
+ public:
+  TinyRun() { write_file_atomically(folder_ / "text.txt", some_text(4000)); }
+
+  RunConfig config(const std::string& name = "run") const {
+    RunConfig config;
+    config.run.name = name;
+    config.run.folder = (folder_ / name).string();
+    config.run.device = "cpu";
+    config.run.threads = 1;
+    config.data.text = {(folder_ / "text.txt").string()};
+    config.data.path = (folder_ / "data").string();
+    config.data.validation_split = "tail";
+    config.data.validation_fraction = 0.1;
+    config.model.layers = 2;
+    config.model.width = 32;
+    config.model.heads = 2;
+    config.model.context = 16;
+    config.train.steps = 12;
+    config.train.batch = 4;
+    config.precision.recipe = "fp32";
+    config.checkpoint.every_steps = 0;
+    config.eval.every_steps = 0;
+    config.log.tensorboard = false;
+    return config;
+  }
+
+  std::filesystem::path file(const std::string& run, const std::string& name) const { return folder_ / run / name; }
+  std::string read(const std::string& run, const std::string& name) const {
+    return read_file(file(run, name).string());
+  }
+
+  std::vector<nlohmann::json> metrics(const std::string& run) const {
+    std::vector<nlohmann::json> lines;
+    std::istringstream in(read(run, "metrics.jsonl"));
+    for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
+    return lines;
+  }
+
+ private:
+  TemporaryFolder folder_;
+};
+
+}  // namespace dovetail::test
