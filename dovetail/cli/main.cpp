@@ -1,1 +1,3 @@
-int main() { return 0; }
+#include "dovetail/cli/command_line.h"
+
+int main(int argc, char** argv) { return dovetail::cli::run_command_line(argc, argv); }

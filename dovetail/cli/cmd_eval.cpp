@@ -1,0 +1,126 @@
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/machine.h"
+#include "dovetail/cli/command.h"
+#include "dovetail/cli/output.h"
+#include "dovetail/models/gpt.h"
+#include "dovetail/train/load_model.h"
+#include "dovetail/train/multiple_choice.h"
+#include "dovetail/train/progress.h"
+#include "dovetail/train/validation.h"
+
+namespace dovetail::cli {
+namespace {
+
+class EvalCommand : public Command {
+ public:
+  std::string name() const override { return "eval"; }
+  std::string summary() const override { return "Measure a trained model: validation loss, multiple-choice tasks"; }
+  std::string example() const override { return "dovetail eval runs/quickstart --task arc_easy.jsonl --shots 5"; }
+
+  void declare(Arguments& arguments) override {
+    arguments.positional("run", &run_, "Folder of a run, or of one of its checkpoints")
+        .is_required()
+        .completes(Completion::kFolder);
+    arguments.option("--data", "FOLDER", &data_, "Prepared folder whose validation split is read (the run's own)")
+        .completes(Completion::kFolder);
+    arguments
+        .option("--max-tokens", "N", &max_tokens_, "Evenly spread windows of about N tokens; 0: the whole split (0)")
+        .range(0, 1e15);
+    arguments.option("--task", "FILE", &tasks_, "Multiple-choice task, JSONL of context, choices, answer; repeatable")
+        .completes(Completion::kFile);
+    arguments.option("--shots", "N", &choice_.shots, "Solved items of the task put before each question (0)")
+        .range(0, 1000);
+    arguments.option("--limit", "N", &choice_.max_items, "Only the first N items of each task; 0: all (0)")
+        .range(0, 1e9);
+    arguments.flag("--json", json_, "Print the result as JSON");
+  }
+
+  void run() override {
+    // Mistakes in a task file show before the model is read.
+    std::vector<std::vector<MultipleChoiceItem>> tasks;
+    for (const std::string& path : tasks_) tasks.push_back(read_multiple_choice(path));
+    const LoadedModel loaded = load_model(run_);
+    nlohmann::ordered_json result = {{"checkpoint", loaded.checkpoint.string()}, {"step", loaded.step}};
+    std::vector<std::vector<std::string>> rows = {{"checkpoint", loaded.checkpoint.string()}};
+    if (tasks_.empty() || !data_.empty()) add_validation(loaded, result, rows);
+    for (size_t i = 0; i < tasks.size(); ++i) add_task(loaded, tasks_[i], tasks[i], result, rows);
+    if (json_) {
+      print_json(result);
+    } else {
+      print(format_table(rows));
+    }
+  }
+
+ private:
+  using Rows = std::vector<std::vector<std::string>>;
+
+  std::string data_folder(const RunConfig& config) const {
+    if (!data_.empty()) return data_;
+    if (!config.data.path.empty()) return config.data.path;
+    if (!config.data.mixture.empty()) return config.data.mixture.front().path;
+    throw UserError("the run's config names no prepared data", "name a folder made by `dovetail prepare` with --data");
+  }
+
+  void add_validation(const LoadedModel& loaded, nlohmann::ordered_json& result, Rows& rows) const {
+    const TokenStore store(data_folder(loaded.config));
+    if (store.tokenizer().kind() != loaded.tokenizer->kind() ||
+        store.tokenizer().serialized() != loaded.tokenizer->serialized()) {
+      throw UserError(fmt::format("{} was prepared with another tokenizer ({}) than the model's ({})",
+                                  store.folder().string(), store.tokenizer().kind(), loaded.tokenizer->kind()),
+                      "prepare the text again with the run's tokenizer: --tokenizer FILE");
+    }
+    const auto group = world_from_environment();
+    const auto validation = validate(*loaded.model, store, *group,
+                                     {.context = loaded.config.model.context, .batch = 8, .max_tokens = max_tokens_});
+    if (!validation) throw UserError(fmt::format("{} has no validation tokens", store.folder().string()));
+    result["validation"] = {{"data", store.folder().string()},
+                            {"nats_per_token", validation->loss},
+                            {"nats_per_byte", validation->nats_per_byte},
+                            {"perplexity", std::exp(validation->loss)},
+                            {"tokens", validation->tokens}};
+    rows.push_back(
+        {"validation", fmt::format("{:.4f} nats per token, {:.4f} per byte, perplexity {:.2f}", validation->loss,
+                                   validation->nats_per_byte, std::exp(validation->loss))});
+    rows.push_back(
+        {"  measured on", fmt::format("{} tokens of {}", format_grouped(validation->tokens), store.folder().string())});
+  }
+
+  void add_task(const LoadedModel& loaded, const std::string& path, const std::vector<MultipleChoiceItem>& items,
+                nlohmann::ordered_json& result, Rows& rows) const {
+    TerminalLine line;
+    const auto progress = [&](int64_t done, int64_t all) {
+      if (line.on_terminal())
+        line.show(fmt::format(" {}  {} of {} items", path, format_grouped(done), format_grouped(all)));
+    };
+    const MultipleChoiceResult r = score_multiple_choice(*loaded.model, *loaded.tokenizer, items, choice_, progress);
+    line.clear();
+    result["tasks"].push_back({{"task", path},
+                               {"shots", choice_.shots},
+                               {"items", r.items},
+                               {"accuracy", r.accuracy},
+                               {"standard_error", r.standard_error},
+                               {"accuracy_normalized", r.accuracy_normalized},
+                               {"accuracy_per_byte", r.accuracy_per_byte},
+                               {"chance", r.chance}});
+    rows.push_back(
+        {path, fmt::format("accuracy {:.2f} % ± {:.2f}, normalised {:.2f} %, chance {:.2f} %", 100 * r.accuracy,
+                           100 * r.standard_error, 100 * r.accuracy_normalized, 100 * r.chance)});
+    rows.push_back({"  measured on", fmt::format("{} items, {} shots", format_grouped(r.items), choice_.shots)});
+  }
+
+  std::string run_, data_;
+  std::vector<std::string> tasks_;
+  MultipleChoiceOptions choice_;
+  int64_t max_tokens_ = 0;
+  bool json_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_eval_command() { return std::make_unique<EvalCommand>(); }
+
+}  // namespace dovetail::cli

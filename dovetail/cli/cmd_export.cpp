@@ -1,0 +1,46 @@
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "dovetail/cli/command.h"
+#include "dovetail/cli/output.h"
+#include "dovetail/models/huggingface.h"
+#include "dovetail/train/load_model.h"
+
+namespace dovetail::cli {
+namespace {
+
+class ExportCommand : public Command {
+ public:
+  std::string name() const override { return "export"; }
+  std::string summary() const override { return "Write a model as a Hugging Face folder that `transformers` loads"; }
+  std::string example() const override { return "dovetail export runs/quickstart --out exported"; }
+
+  void declare(Arguments& arguments) override {
+    arguments.positional("run", &run_, "Folder of a run, or of one of its checkpoints")
+        .is_required()
+        .completes(Completion::kFolder);
+    arguments.option("--out", "FOLDER", &out_, "Folder to write").is_required().completes(Completion::kFolder);
+    arguments.flag("--json", json_, "Print the result as JSON");
+  }
+
+  void run() override {
+    const LoadedModel loaded = load_model(run_);
+    export_huggingface(*loaded.model, loaded.tokenizer->kind(), loaded.tokenizer->serialized(), out_);
+    if (json_) {
+      print_json({{"folder", out_}, {"step", loaded.step}});
+    } else {
+      print(fmt::format("{}  (step {} of {})\n", out_, loaded.step, loaded.config.run.name));
+    }
+  }
+
+ private:
+  std::string run_, out_;
+  bool json_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_export_command() { return std::make_unique<ExportCommand>(); }
+
+}  // namespace dovetail::cli

@@ -1,0 +1,69 @@
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "dovetail/base/log.h"
+#include "dovetail/cli/command.h"
+#include "dovetail/cli/output.h"
+#include "dovetail/train/trainer.h"
+
+namespace dovetail::cli {
+namespace {
+
+/// A job that asked for a fresh start and lost a rank goes on from its own checkpoints.
+bool restarted_by_torchrun() {
+  const char* count = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  return count != nullptr && std::atoi(count) > 0;
+}
+
+class TrainCommand : public Command {
+ public:
+  std::string name() const override { return "train"; }
+  std::string summary() const override { return "Train a model from a config, or go on with a run that was stopped"; }
+  std::string example() const override { return "dovetail train configs/quickstart.toml --set train.steps=500"; }
+
+  void declare(Arguments& arguments) override {
+    arguments.positional("config", &config_, "Config file (TOML); every key is in `dovetail config --reference`")
+        .is_required()
+        .completes(Completion::kFile);
+    arguments.option("--set", "KEY=VALUE", &overrides_,
+                     "Override a key of the config, as section.key=value; repeatable");
+    arguments.flag("--dry-run", dry_run_, "Print parameters, FLOPs and the memory estimate, then stop");
+    arguments.flag("--fresh,--no-resume", fresh_,
+                   "Start over: remove the run's checkpoints instead of going on from the last one");
+    arguments.flag("--quiet", quiet_, "No progress, only warnings and errors");
+    arguments.flag("--json", json_, "Print the result as JSON");
+  }
+
+  void check() override { load_run_config(config_, overrides_); }
+
+  void run() override {
+    if (quiet_) set_log_level(LogLevel::kQuiet);
+    const RunConfig config = load_run_config(config_, overrides_);
+    const auto group = world_from_environment({.cuda = config.run.device == "cuda"});
+    const TrainResult result =
+        train(config, group, {.dry_run = dry_run_, .resume = !fresh_ || restarted_by_torchrun(), .quiet = quiet_});
+    if (json_) print_json(to_json(config, result));
+  }
+
+ private:
+  nlohmann::ordered_json to_json(const RunConfig& config, const TrainResult& result) const {
+    if (dry_run_) return {{"run", config.folder().string()}, {"dry_run", true}};
+    return {{"run", config.folder().string()},
+            {"report", (config.folder() / "report.html").string()},
+            {"steps", result.steps},
+            {"loss", result.loss},
+            {"validation_loss", result.validation_loss},
+            {"validation_nats_per_byte", result.validation_nats_per_byte},
+            {"interrupted", result.interrupted}};
+  }
+
+  std::string config_;
+  std::vector<std::string> overrides_;
+  bool dry_run_ = false, fresh_ = false, quiet_ = false, json_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_train_command() { return std::make_unique<TrainCommand>(); }
+
+}  // namespace dovetail::cli

@@ -1,0 +1,117 @@
+"""One small run, end to end: train, go on, look at it, evaluate, generate, report."""
+
+import json
+import math
+import os
+
+import pytest
+from cli import dovetail, dovetail_json
+from tiny_run import make_workspace, metrics
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    folder = make_workspace(tmp_path_factory.mktemp("run"))
+    trained = dovetail("train", "run.toml", "--set", "run.folder=run", "--set", "train.steps=20", folder=folder)
+    assert trained.stdout == "", "results of a training run are files; only --json prints one"
+    return folder
+
+
+def test_the_run_folder_holds_what_its_page_says(workspace):
+    run = workspace / "run"
+    for name in ["config.toml", "metrics.jsonl", "timings.jsonl", "machine.json", "samples.json", "report.html"]:
+        assert (run / name).stat().st_size > 0, name
+    assert [line["step"] for line in metrics(run)] == list(range(1, 21))
+    assert metrics(run)[-1]["loss"] < metrics(run)[0]["loss"]
+
+
+def test_training_again_goes_on_from_the_last_checkpoint(workspace):
+    longer = ["--set", "run.folder=run", "--set", "train.steps=24"]
+    first = metrics(workspace / "run")
+    result = dovetail_json("train", "run.toml", *longer, folder=workspace)
+    assert result["steps"] == 24
+    assert not result["interrupted"]
+    assert result["loss"] == metrics(workspace / "run")[-1]["loss"]
+    assert metrics(workspace / "run")[:20] == first
+    assert [line["step"] for line in metrics(workspace / "run")] == list(range(1, 25))
+    assert json.loads((workspace / "run" / "machine.json").read_text())["resumed_from"] == [20]
+
+
+def test_eval_is_the_last_validation_of_the_run(workspace):
+    evaluated = dovetail_json("eval", "run", folder=workspace)
+    validation = evaluated["validation"]
+    last = metrics(workspace / "run")[-1]
+    assert validation["tokens"] >= last["validation_tokens"]
+    assert validation["perplexity"] == pytest.approx(math.exp(validation["nats_per_token"]))
+    data = dovetail_json("inspect", "data", folder=workspace)
+    assert validation["tokens"] == data["validation_tokens"] - 1
+    per_byte = validation["nats_per_token"] * data["validation_tokens"] / data["validation_bytes"]
+    assert validation["nats_per_byte"] == pytest.approx(per_byte)
+    if validation["tokens"] == last["validation_tokens"]:
+        assert validation["nats_per_token"] == pytest.approx(last["validation_loss"], rel=1e-5)
+
+
+def test_eval_scores_a_task_of_known_answers(workspace):
+    # After "two gears " the model has seen one word only; a string that is no English must lose.
+    items = [{"context": "two gears", "choices": ["mesh", "#Z@!"], "answer": 0}] * 3
+    items.append({"context": "two gears", "choices": ["#Z@!", "mesh"], "answer": 0})
+    (workspace / "task.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    (task,) = dovetail_json("eval", "run", "--task", "task.jsonl", "--shots", 1, folder=workspace)["tasks"]
+    assert (task["items"], task["shots"], task["chance"]) == (4, 1, 0.5)
+    assert task["accuracy"] == task["accuracy_normalized"] == 0.75
+
+
+def test_generate_is_the_same_for_the_same_seed(workspace):
+    command = ["generate", "run", "--prompt", "two gears", "--tokens", 12]
+    first = dovetail_json(*command, "--seed", 3, folder=workspace)
+    assert 0 < first["tokens"] <= 12
+    printed = dovetail(*command, "--seed", 3, folder=workspace).stdout
+    assert printed == "two gears" + first["continuation"] + "\n"
+
+
+def test_inspect_knows_run_checkpoint_file_and_damage(workspace):
+    run = dovetail_json("inspect", "run", folder=workspace)
+    assert run["kind"] == "run"
+    newest = run["checkpoints"][-1]
+    assert newest["state"] == "verified"
+    path = workspace / "run" / "checkpoints" / newest["checkpoint"]
+    checkpoint = dovetail_json("inspect", path, folder=workspace)
+    assert (checkpoint["kind"], checkpoint["step"]) == ("checkpoint", newest["step"])
+    names = [tensor["tensor"] for tensor in checkpoint["tensors"]]
+    assert any(name.startswith("model.") for name in names)
+    assert any(name.startswith("optimizer.m.") for name in names)
+    file = next(path.glob("*.safetensors"))
+    assert dovetail_json("inspect", file, folder=workspace)["kind"] == "safetensors file"
+
+    copy = workspace / "step-00000099"
+    copy.mkdir()
+    (copy / "manifest.json").write_bytes((path / "manifest.json").read_bytes()[:-20])
+    error = dovetail_json("inspect", copy, folder=workspace, code=2)["error"]
+    assert error["kind"] == "input"
+    assert "damaged" in error["message"]
+
+
+def test_report_is_written_again_from_the_files(workspace):
+    report = workspace / "run" / "report.html"
+    report.unlink()
+    assert dovetail("report", "run", folder=workspace).stdout == "run/report.html\n"
+    page = report.read_text()
+    start = page.index('id="data">') + len('id="data">')
+    charts = json.loads(page[start : page.index("</script>", start)])["charts"]
+    training = charts[0]["series"][0]["points"]
+    assert [point[0] for point in training] == [line["step"] for line in metrics(workspace / "run")]
+    assert training[0][3] == pytest.approx(metrics(workspace / "run")[0]["loss"], rel=1e-5)
+
+
+def test_fresh_starts_over_but_not_after_a_restart_of_torchrun(workspace):
+    words = ["train", "run.toml", "--fresh", "--set", "run.folder=other", "--set", "train.steps=12"]
+    restarted = {**os.environ, "TORCHELASTIC_RESTART_COUNT": "1"}
+    for env, resumed in [(None, []), (None, []), (restarted, [12])]:
+        dovetail(*words, folder=workspace, env=env)
+        assert json.loads((workspace / "other" / "machine.json").read_text())["resumed_from"] == resumed
+
+
+def test_dry_run_makes_nothing(workspace):
+    result = dovetail("train", "run.toml", "--set", "run.folder=dry", "--dry-run", folder=workspace)
+    assert "parameters" in result.stderr
+    assert not (workspace / "dry").exists()
