@@ -1,0 +1,173 @@
+"""The peer of bench/gpt.py: the same GPT in PyTorch, as a PyTorch user would write it for speed.
+
+Scaled-dot-product attention, fused AdamW, foreach gradient clipping, optionally torch.compile. Speaks the protocol of
+bench/gpt.py on stdin and stdout.
+"""
+
+import argparse
+import json
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import nn
+
+EPS = 1e-5
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(width, eps=EPS)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.ffn_norm = nn.LayerNorm(width, eps=EPS)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        batch, tokens, width = x.shape
+        heads = self.qkv(self.attention_norm(x)).view(batch, tokens, 3, self.heads, width // self.heads)
+        q, k, v = heads.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        return x + self.down(F.gelu(self.up(self.ffn_norm(x)), approximate="tanh"))
+
+
+class PeerGPT(nn.Module):
+    def __init__(self, layers: int, width: int, heads: int, context: int, vocab: int):
+        super().__init__()
+        self.embed = nn.Embedding(vocab, width)
+        self.positions = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width, eps=EPS)
+
+    def forward(self, tokens):
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        x = self.embed(inputs) + self.positions.weight[: inputs.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        logits = F.linear(self.norm(x), self.embed.weight)
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+# Our parameter names, so that both sides start from the same weights.
+NAMES = {
+    "attention.qkv": "qkv",
+    "attention.out": "out",
+    "ffn.up": "up",
+    "ffn.down": "down",
+}
+
+
+def load_ours(model: PeerGPT, path: str) -> None:
+    state = {}
+    for name, tensor in load_file(path).items():
+        for ours, theirs in NAMES.items():
+            name = name.replace(ours, theirs)
+        state[name] = tensor
+    model.load_state_dict(state)
+
+
+class Step:
+    """One optimizer step; `precision` is fp32, autocast (bf16 products, fp32 weights) or master (bf16 weights)."""
+
+    def __init__(self, model: PeerGPT, precision: str, compiled: bool, lr: float):
+        self.model, self.precision = model, precision
+        self.masters = None
+        if precision == "master":
+            self.masters = [p.detach().clone() for p in model.parameters()]
+            model.to(torch.bfloat16)
+        parameters = self.masters or list(model.parameters())
+        groups = [
+            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
+            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        self.parameters = parameters
+        self.optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
+        self.forward = torch.compile(model) if compiled else model
+
+    def __call__(self, tokens) -> float:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "autocast"):
+            loss = self.forward(tokens)
+        loss.backward()
+        if self.masters:
+            working = list(self.model.parameters())
+            for master, parameter in zip(self.masters, working, strict=True):
+                master.grad = parameter.grad.float()
+                parameter.grad = None
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0, foreach=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.masters:
+            with torch.no_grad():
+                torch._foreach_copy_(list(self.model.parameters()), self.masters)
+        return loss.item()
+
+
+def resident(key: str) -> int:
+    with open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith(key):
+                return int(line.split()[1]) * 1024
+    raise RuntimeError(f"{key} is not in /proc/self/status")
+
+
+def shares(step, tokens) -> dict:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        step(tokens)
+    kinds = {"gemm": 0.0, "attention": 0.0, "other": 0.0}
+    for event in profile.key_averages():
+        name = event.key
+        if "attention" in name or "flash" in name:
+            kind = "attention"
+        elif name in {"aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "mkldnn::_linear_pointwise"}:
+            kind = "gemm"
+        else:
+            kind = "other"
+        kinds[kind] += event.self_cpu_time_total
+    total = sum(kinds.values())
+    return {kind: value / total for kind, value in kinds.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("layers", "width", "heads", "context", "vocab", "batch", "threads"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--precision", choices=["fp32", "autocast", "master"], required=True)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--weights", required=True)
+    parser.add_argument("--lr", type=float, required=True)
+    options = parser.parse_args()
+
+    torch.set_num_threads(options.threads)
+    baseline = resident("VmRSS")
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    model = PeerGPT(options.layers, options.width, options.heads, options.context, options.vocab)
+    load_ours(model, options.weights)
+    step = Step(model, options.precision, options.compile, options.lr)
+    generator = torch.Generator().manual_seed(1)
+    shape = (options.batch, options.context + 1)
+    tokens = torch.randint(options.vocab, shape, generator=generator)
+
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        command = line.split()
+        if command[0] == "steps":
+            losses, begin = [], time.perf_counter()
+            for _ in range(int(command[1])):
+                losses.append(step(tokens))
+            reply = {"seconds": time.perf_counter() - begin, "losses": losses}
+        elif command[0] == "memory":
+            reply = {"bytes": resident("VmHWM") - baseline}
+        elif command[0] == "shares":
+            reply = shares(step, tokens)
+        print(json.dumps(reply), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Dovetail's operations in PyTorch: importing this package registers ``torch.ops.dovetail.*``.
+
+>>> import torch, dovetail
+>>> x = torch.randn(4, 64, requires_grad=True)
+>>> dovetail.rms_norm(x, torch.ones(64)).sum().backward()
+
+Every function takes and returns plain tensors, is differentiable, and runs our fused kernels on the CPU.
+"""
+
+from dovetail._library import load, version
+from dovetail.functional import (
+    attention,
+    embedding,
+    gelu,
+    gemm,
+    layer_norm,
+    linear,
+    linear_cross_entropy,
+    rms_norm,
+    squared_relu,
+    swiglu,
+)
+
+load()
+
+__version__ = version()
+
+__all__ = [
+    "__version__",
+    "attention",
+    "embedding",
+    "gelu",
+    "gemm",
+    "layer_norm",
+    "linear",
+    "linear_cross_entropy",
+    "rms_norm",
+    "squared_relu",
+    "swiglu",
+]
