@@ -103,8 +103,9 @@ class Connections {
     }
   }
 
-  /// Gloo forgets to wake a call that was in the middle of a transfer when its connection closed: it would sleep until
-  /// the timeout. So connections are looked at while waiting; every rank has one to every other.
+  /// Gloo does not always wake a call that is in the middle of a transfer when its connection closes (about one death
+  /// in a hundred left one asleep until the timeout), and not at all while the rank that left lingers. So connections
+  /// and the board are looked at while waiting; every rank has a connection to every other.
   void wait(const Call& call, c10d::Work& work) {
     check_usable(call);
     for (auto slice = kFirstLook; !finished_within(call, work, slice); slice = kNextLooks)

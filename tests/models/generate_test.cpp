@@ -39,6 +39,7 @@ std::vector<int32_t> greedy_reference(GPT& model, std::vector<int32_t> history, 
 }
 
 TEST(Generate, CachedLogitsEqualUncached) {
+  const testing::Threads one(1);
   for (const auto& variant : variants()) {
     const auto model = make_model(variant.config);
     const auto tokens = random_tokens(3, model->config().context, model->config().vocab_size);
@@ -70,6 +71,7 @@ TEST(Generate, ACacheBelongsToItsModelAndBatch) {
 }
 
 TEST(Generate, GreedyDecodingFollowsTheUncachedModelPastTheContext) {
+  const testing::Threads one(1);
   for (const auto& variant : variants()) {
     const auto model = make_model(variant.config);
     const auto vocab = model->config().vocab_size, context = model->config().context;
@@ -90,6 +92,7 @@ TEST(Generate, WorksWithAContextOfOne) {
 }
 
 TEST(Generate, TheSeedDecides) {
+  const testing::Threads one(1);
   const auto model = make_model(testing::llama_variant());
   const GenerateOptions options{.max_tokens = 40, .temperature = 1, .seed = 3};
   auto other = options;
@@ -119,6 +122,7 @@ TEST(Generate, StopsWhereItIsTold) {
 }
 
 TEST(Generate, NeverChoosesRowsBehindTheVocabulary) {
+  const testing::Threads one(1);
   const auto model = make_model(testing::llama_variant());
   for (const auto token : generate(*model, {1}, {.max_tokens = 200, .temperature = 5, .vocab_size = 11}))
     EXPECT_LT(token, 11);

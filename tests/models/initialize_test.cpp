@@ -1,4 +1,3 @@
-#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -31,12 +30,11 @@ std::shared_ptr<GPT> initialized(const ModelConfig& config, uint64_t seed, at::S
 }
 
 TEST(Initialize, IsTheSameForAnyNumberOfThreads) {
-  const auto threads = at::get_num_threads();
-  at::set_num_threads(1);
-  const auto one = initialized(wide_config(), 5);
-  at::set_num_threads(3);
-  const auto three = initialized(wide_config(), 5);
-  at::set_num_threads(threads);
+  const auto with_threads = [](int count) {
+    const testing::Threads threads(count);
+    return initialized(wide_config(), 5);
+  };
+  const auto one = with_threads(1), three = with_threads(3);
   for (const auto& item : one->named_parameters()) {
     EXPECT_TRUE(at::equal(item.value(), three->named_parameters()[item.key()])) << item.key();
   }

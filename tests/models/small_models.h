@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/Parallel.h>
 #include <torch/torch.h>
 
 #include <cstdlib>
@@ -54,7 +55,7 @@ inline ModelConfig nemotron_variant() {
   c.heads = 4;
   c.kv_heads = 2;
   c.head_dim = 12;  // heads * head_dim is not the width
-  c.context = 21;
+  c.context = 22;
   c.vocab_size = 53;
   c.norm = "layernorm";
   c.activation = "relu2";
@@ -111,6 +112,17 @@ inline at::Tensor random_tokens(int64_t batch, int64_t tokens, int64_t vocab, ui
 inline double largest_difference(const at::Tensor& a, const at::Tensor& b) {
   return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
 }
+
+/// The number of threads while it lives. Of thousands of tiny operations each would wait for its slowest thread.
+class Threads {
+ public:
+  explicit Threads(int count) : before_(at::get_num_threads()) { at::set_num_threads(count); }
+  ~Threads() { at::set_num_threads(before_); }
+  Threads(const Threads&) = delete;
+
+ private:
+  int before_;
+};
 
 /// An empty folder that is gone at the end.
 class TemporaryFolder {

@@ -15,8 +15,21 @@
 /// reference.
 namespace dovetail::testing {
 
-/// Calls `law` once per instruction set; restores the one in use.
+/// Sets the number of threads while it lives.
+class Threads {
+ public:
+  explicit Threads(int count) : before_(at::get_num_threads()) { at::set_num_threads(count); }
+  ~Threads() { at::set_num_threads(before_); }
+  Threads(const Threads&) = delete;
+
+ private:
+  int before_;
+};
+
+/// Calls `law` once per instruction set; restores the one in use. On one thread, unless the law itself is about
+/// threads: on a busy machine thousands of small parallel regions take minutes.
 inline void at_every_simd_level(const std::function<void()>& law) {
+  const Threads one(1);
   const SimdLevel before = simd_level();
   for (const SimdLevel level : available_simd_levels()) {
     SCOPED_TRACE(simd_level_name(level));
@@ -76,17 +89,17 @@ inline void expect_like_float64(const Operation& operation, const std::vector<at
 
 /// The same bits of output and gradients with one, two and three threads.
 inline void expect_same_for_any_threads(const Operation& operation, const std::vector<at::Tensor>& inputs) {
-  const int before = at::get_num_threads();
-  at::set_num_threads(1);
-  const auto serial = output_and_gradients(operation, inputs);
+  const auto run = [&](int threads) {
+    const Threads count(threads);
+    return output_and_gradients(operation, inputs);
+  };
+  const auto serial = run(1);
   for (const int threads : {2, 3}) {
-    at::set_num_threads(threads);
-    const auto parallel = output_and_gradients(operation, inputs);
+    const auto parallel = run(threads);
     for (size_t i = 0; i < serial.size(); ++i)
       expect_same_bits(parallel[i], serial[i],
                        "result " + std::to_string(i) + " with " + std::to_string(threads) + " threads");
   }
-  at::set_num_threads(before);
 }
 
 /// Gradients of the sum of squares of a float64 operation against central differences.
