@@ -18,6 +18,7 @@ namespace {
 
 std::vector<char*> exec_words(std::vector<std::string>& words) {
   std::vector<char*> pointers;
+  pointers.reserve(words.size() + 1);
   for (std::string& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
   return pointers;
@@ -42,7 +43,7 @@ bool has_torch(const std::string& python) {
 /// The Python that holds torchrun: $DOVETAIL_PYTHON if set, else python3 of the PATH.
 std::string python_with_torch() {
   const char* chosen = std::getenv("DOVETAIL_PYTHON");
-  const std::string python = chosen != nullptr ? chosen : "python3";
+  std::string python = chosen != nullptr ? chosen : "python3";
   if (has_torch(python)) return python;
   throw UserError(
       chosen != nullptr ? fmt::format("DOVETAIL_PYTHON={} has no torch", python) : "python3 on the PATH has no torch",

@@ -57,6 +57,7 @@ std::string format_table(const std::vector<std::vector<std::string>>& rows, Head
     table += line(rows[i]);
     if (i > 0 || heading == Heading::kNone) continue;
     std::vector<std::string> rule;
+    rule.reserve(widths.size());
     for (const size_t width : widths) rule.emplace_back(width, '-');
     table += line(rule);
   }

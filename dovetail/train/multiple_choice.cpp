@@ -51,7 +51,7 @@ std::string prompt_of(const std::vector<MultipleChoiceItem>& items, size_t index
   std::string prompt;
   for (size_t i = 0; i < items.size() && shots > 0; ++i) {
     if (i == index) continue;
-    prompt += items[i].context + " " + items[i].choices[static_cast<size_t>(items[i].answer)] + "\n\n";
+    prompt += fmt::format("{} {}\n\n", items[i].context, items[i].choices[static_cast<size_t>(items[i].answer)]);
     --shots;
   }
   return prompt + items[index].context;
@@ -69,7 +69,7 @@ TokenizedItem tokenize(const Tokenizer& tokenizer, std::string prompt, const std
   TokenizedItem item;
   item.prompt = tokenizer.encode(prompt);
   for (const std::string& choice : choices) {
-    std::vector<int32_t> whole = tokenizer.encode(prompt + moved + " " + choice);
+    std::vector<int32_t> whole = tokenizer.encode(fmt::format("{}{} {}", prompt, moved, choice));
     user_check(whole.size() > item.prompt.size(), "the choice \"{}\" adds no token to its context", choice);
     item.continuations.emplace_back(whole.begin() + static_cast<std::ptrdiff_t>(item.prompt.size()), whole.end());
   }

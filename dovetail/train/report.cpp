@@ -24,13 +24,15 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 struct Figures {
   int64_t step = 0, steps = 0, skipped = 0;
   double loss = kNaN, validation_loss = kNaN, validation_per_byte = kNaN, tokens = kNaN;
-  double best_validation_loss = kNaN, seconds = 0;
+  double latest_loss = kNaN, best_loss = kNaN;  ///< validation losses that were measured on the same tokens
+  double seconds = 0;
   int64_t best_step = 0;
   bool finished = false;
 };
 
 Figures read_figures(const RunFiles& run) {
   Figures f{.steps = run.config.train.steps};
+  double compared_tokens = kNaN;
   for (const Json& line : run.metrics) {
     f.step = line["step"].get<int64_t>();
     f.skipped += line.value("skipped", false);
@@ -40,8 +42,13 @@ Figures read_figures(const RunFiles& run) {
     if (!std::isfinite(validation)) continue;
     f.validation_loss = validation;
     f.validation_per_byte = number_of(line, "validation_nats_per_byte");
-    if (!(validation >= f.best_validation_loss)) {
-      f.best_validation_loss = validation;
+    // Losses compare on the same tokens alone: the last evaluation usually reads more than those on the way.
+    const double tokens = number_of(line, "validation_tokens");
+    if (std::isnan(f.latest_loss)) compared_tokens = tokens;
+    if (tokens != compared_tokens && !std::isnan(compared_tokens)) continue;
+    f.latest_loss = validation;
+    if (!(validation >= f.best_loss)) {
+      f.best_loss = validation;
       f.best_step = f.step;
     }
   }
@@ -62,10 +69,10 @@ std::string verdict(const Figures& f) {
   if (std::isfinite(f.validation_loss)) {
     text += fmt::format(": {:.4g} nats per token on held-out text", f.validation_loss);
     if (std::isfinite(f.validation_per_byte)) text += fmt::format(", {:.4g} per byte", f.validation_per_byte);
-    // Within half a percent is noise of the subset that is read during training.
-    if (f.validation_loss > 1.005 * f.best_validation_loss) {
+    // Half a percent is no trend.
+    if (f.latest_loss > 1.005 * f.best_loss) {
       text += fmt::format("; it was best at step {} ({:.4g}) and has risen since: overfitting",
-                          format_grouped(f.best_step), f.best_validation_loss);
+                          format_grouped(f.best_step), f.best_loss);
     }
   } else if (std::isfinite(f.loss)) {
     text += fmt::format(": training loss {:.4g} nats per token, not validated", f.loss);
@@ -77,7 +84,7 @@ std::string verdict(const Figures& f) {
 
 /// "5.3 MFLOP": unlike counts of parameters, in SI prefixes.
 std::string format_flops(double flops) {
-  for (const auto& [unit, prefix] : {std::pair{1e12, "T"}, {1e9, "G"}, {1e6, "M"}}) {
+  for (const auto& [unit, prefix] : {std::pair{1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e3, "k"}}) {
     if (flops >= unit) return fmt::format("{:.3g} {}FLOP", flops / unit, prefix);
   }
   return fmt::format("{:.0f} FLOP", flops);
@@ -225,7 +232,7 @@ Json report_data(const fs::path& run_folder) {
 }
 
 fs::path write_report(const fs::path& run_folder) {
-  const fs::path path = run_folder / "report.html";
+  fs::path path = run_folder / "report.html";
   write_file_atomically(path, report_page(report_data(run_folder)));
   return path;
 }

@@ -13,23 +13,30 @@ const axes = [
   { name: "time", format: x => x < 1 / 60 ? (x * 3600).toFixed(1) + " s" : x < 1 ? (x * 60).toFixed(1) + " min" : x.toFixed(2) + " h" },
 ];
 
-function short(v) {
+// `extra` digits tell the marks of a narrow axis apart.
+function short(v, extra = 0) {
   const size = Math.abs(v);
   for (const [unit, name] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
-    if (size >= unit) return trim(v / unit) + " " + name;
+    if (size >= unit) return trim(v / unit, extra) + " " + name;
   }
-  return trim(v);
+  return trim(v, extra);
 }
-function trim(v) {
+function trim(v, extra = 0) {
   const digits = Math.abs(v) >= 100 ? 0 : Math.abs(v) >= 10 ? 1 : 2;
-  return String(Number(v.toFixed(digits)));
+  return String(Number(v.toFixed(digits + extra)));
+}
+function labels(values, format) {
+  for (let extra = 0; ; extra++) {
+    const texts = values.map(v => format(v, extra));
+    if (extra === 4 || new Set(texts).size === texts.length) return texts;
+  }
 }
 const formats = {
-  number: v => v === 0 ? "0" : Math.abs(v) >= 1e5 || Math.abs(v) < 1e-3 ? v.toExponential(2) : String(Number(v.toPrecision(5))),
+  number: (v, extra = 0) => v === 0 ? "0" : Math.abs(v) >= 1e5 || Math.abs(v) < 1e-3 ? v.toExponential(2 + extra) : String(Number(v.toPrecision(5 + extra))),
   small: v => v === 0 ? "0" : Math.abs(v) < 0.01 ? v.toExponential(2).replace(/\.?0+e/, "e") : String(Number(v.toPrecision(4))),
   count: short,
-  percent: v => trim(v) + " %",
-  bytes: v => short(v) + "B",
+  percent: (v, extra) => trim(v, extra) + " %",
+  bytes: (v, extra) => short(v, extra) + "B",
 };
 
 const color = name => getComputedStyle(root).getPropertyValue(name).trim();
@@ -40,9 +47,9 @@ const element = (tag, attributes = {}, ...children) => {
 };
 
 // Mean with weights that fall by `weight` per unit of distance on both sides, so that it does not lag behind a falling loss. The unit is
-// a 500th of the run (a step, in shorter runs): the same slider looks alike on a long and on a short run, whole or thinned.
+// a 500th of the run: the same slider looks alike on curves of any length, whole or thinned, and leaves short runs as they are.
 function smooth(points, weight) {
-  const n = points.length, span = n > 1 ? points[n - 1][0] - points[0][0] : 1, unit = span / Math.min(500, Math.max(1, n - 1));
+  const n = points.length, unit = (n > 1 ? points[n - 1][0] - points[0][0] : 1) / 500;
   const sum = new Float64Array(n), mass = new Float64Array(n);
   const pass = indices => {
     let s = 0, m = 0, last = null;
@@ -178,18 +185,19 @@ class Chart {
   drawGrid() {
     const g = this.g, format = formats[this.spec.format];
     const rows = ticks(this.domain[0], this.domain[1], this.height / 55, this.log);
-    this.left = Math.max(38, ...rows.map(t => g.measureText(format(t)).width + 12));
+    const texts = labels(rows, format);
+    this.left = Math.max(38, ...texts.map(text => g.measureText(text).width + 12));
     const columns = ticks(this.range[0], this.range[1], (this.width - this.left) / 110, false);
     g.strokeStyle = color("--grid");
     g.fillStyle = color("--soft");
     g.lineWidth = 1;
     g.textBaseline = "middle";
     g.textAlign = "right";
-    for (const t of rows) {
+    rows.forEach((t, i) => {
       const y = Math.round(this.py(t)) + 0.5;
       line(g, this.left, y, this.width - this.right, y);
-      g.fillText(format(t), this.left - 8, y);
-    }
+      g.fillText(texts[i], this.left - 8, y);
+    });
     g.textBaseline = "top";
     for (const t of columns) {
       const x = Math.round(this.px(t)) + 0.5, text = axes[view.axis].format(t), half = g.measureText(text).width / 2;

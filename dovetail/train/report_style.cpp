@@ -29,8 +29,8 @@ h3 { font-size: 13.5px; font-weight: 600; margin: 0; }
 .verdict { font-size: 16.5px; margin: 6px 0 0; max-width: 90ch; }
 .where { color: var(--soft); margin: 2px 0 0; font-size: 13.5px; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(128px, 1fr)); gap: 1px; margin-top: 22px; overflow: hidden;
-  background: var(--line); border: 1px solid var(--line); border-radius: 10px; }
-.tile { background: var(--card); padding: 12px 14px 11px; }
+  background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
+.tile { box-shadow: 0 0 0 1px var(--line); padding: 12px 14px 11px; }
 .tile .label { color: var(--soft); font-size: 12px; }
 .tile .value { font-size: 21px; font-weight: 620; letter-spacing: -0.01em; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .tile .note { color: var(--soft); font-size: 12px; }

@@ -73,6 +73,14 @@ TEST_F(Report, VerdictNamesLossOverfittingAndSkippedSteps) {
   EXPECT_THAT(verdict, HasSubstr("1 step was skipped"));
 }
 
+TEST_F(Report, OverfittingIsJudgedOnTheSameTokens) {
+  write("metrics.jsonl", R"({"step":2,"loss":1,"validation_loss":3.0,"validation_tokens":100}
+{"step":3,"loss":1,"validation_loss":2.9,"validation_tokens":100}
+{"step":4,"loss":1,"validation_loss":3.5,"validation_tokens":900}
+)");
+  EXPECT_EQ(data()["verdict"], "Trained all 4 steps: 3.5 nats per token on held-out text.");
+}
+
 TEST_F(Report, OfARunThatHasNotBegunOrIsWritingSaysSo) {
   write("metrics.jsonl", "");
   EXPECT_EQ(data()["verdict"], "No step has been taken yet.");
