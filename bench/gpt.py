@@ -36,7 +36,10 @@ class Side:
 
     def __init__(self, name: str, command: list[str]):
         self.name = name
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        # The profiler of a CUDA build of torch complains about a missing GPU.
+        environment = {**os.environ, "KINETO_LOG_LEVEL": "99"}
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT, env=environment)
         self.info = self.reply()
         self.best = float("inf")
         self.losses: list[float] = []
@@ -121,7 +124,7 @@ def measure(options) -> dict:
 def report(result: dict) -> bool:
     machine = result["machine"]
     print(f"gpt {result['size']} {result['dtype']}, {result['parameters'] / 1e6:.1f} M parameters")
-    print(f"{machine['cpu_name']}, {machine['simd']}, {result['threads']} threads, load {machine['load_average']:.2f}")
+    print(f"{machine['cpu']}, {machine['simd']}, {result['threads']} threads, load {machine['load_average']:.2f}")
     if result["disabled"]:
         print(f"our kernels switched off: {result['disabled']}")
     print(f"{'':20}{'tok/s':>10}{'ratio':>8}{'peak MB':>9}   gemm  attention  other")

@@ -117,7 +117,7 @@ def resident(key: str) -> int:
 
 
 def shares(step, tokens) -> dict:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
         step(tokens)
     kinds = {"gemm": 0.0, "attention": 0.0, "other": 0.0}
     for event in profile.key_averages():

@@ -12,6 +12,13 @@ namespace dovetail {
 
 namespace {
 
+void check_vector(const char* name, const at::Tensor& vector, int64_t size, const at::Tensor& c) {
+  user_check(!vector.defined() || (vector.dim() == 1 && vector.size(0) == size && vector.is_contiguous() &&
+                                   vector.scalar_type() == c.scalar_type() && vector.device() == c.device()),
+             "gemm: {} must be [{}], contiguous, of the dtype and device of c, which is {}; it is {}", name, size,
+             describe(c), describe(vector));
+}
+
 void check_operands(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b, int64_t m, int64_t n, int64_t ka,
                     int64_t kb) {
   user_check(ka == kb, "gemm: the inner sizes differ: op(a) is {} x {} (a {}), op(b) is {} x {} (b {})", m, ka,
@@ -34,9 +41,9 @@ MatrixView matrix_view(const at::Tensor& x, at::Tensor& copy) {
   return {copy.const_data_ptr<float>(), rows ? copy.stride(0) : 1, rows ? 1 : copy.stride(1)};
 }
 
-void gemm_by_kernel(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias, bool accumulate) {
+void gemm_by_kernel(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
   at::Tensor a_copy, b_copy;
-  const at::Tensor bias_row = bias.defined() ? bias.contiguous() : bias;
+  const auto &bias = options.bias, &row_sums = options.row_sums;
   gemm_float32({.m = a.size(0),
                 .n = b.size(1),
                 .k = a.size(1),
@@ -44,35 +51,48 @@ void gemm_by_kernel(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, con
                 .b = matrix_view(b, b_copy),
                 .c = c.mutable_data_ptr<float>(),
                 .ldc = c.stride(0),
-                .bias = bias.defined() ? bias_row.const_data_ptr<float>() : nullptr,
-                .accumulate = accumulate});
+                .bias = bias.defined() ? bias.const_data_ptr<float>() : nullptr,
+                .accumulate = options.accumulate,
+                .row_sums = row_sums.defined() ? row_sums.mutable_data_ptr<float>() : nullptr});
+}
+
+void gemm_by_aten(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
+  if (options.accumulate) {
+    c.addmm_(a, b);
+  } else if (options.bias.defined()) {
+    at::addmm_out(c, options.bias, a, b);
+  } else {
+    at::mm_out(c, a, b);
+  }
+  if (options.row_sums.defined()) {
+    at::Tensor row_sums = options.row_sums;
+    at::sum_out(row_sums, a, 1);
+  }
 }
 
 }  // namespace
 
-void gemm_into(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, GemmOptions options) {
+void gemm_into(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
   user_check(a.dim() == 2 && b.dim() == 2, "gemm: a and b must be matrices, a is {}, b is {}", describe(a),
              describe(b));
   const at::Tensor left = options.transpose_a ? a.t() : a, right = options.transpose_b ? b.t() : b;
   const int64_t m = left.size(0), k = left.size(1), n = right.size(1);
   check_operands(c, a, b, m, n, k, right.size(0));
-  const TraceSpan span("dovetail::gemm");
-  const at::NoGradGuard no_grad;
+  check_vector("bias", options.bias, n, c);
+  check_vector("row_sums", options.row_sums, m, c);
+  user_check(!options.accumulate || !options.bias.defined(), "gemm: bias and accumulate exclude each other");
   user_check(n <= 1 || c.stride(1) == 1, "gemm: the rows of c must be contiguous, its strides are [{}, {}]",
              c.stride(0), c.stride(1));
-  if (c.numel() == 0) return;
-  if (k == 0) {
-    if (!options.accumulate) c.zero_();
-  } else if (use_kernel(Kernel::kGemm, c) && c.scalar_type() == at::kFloat) {
-    gemm_by_kernel(c, left, right, {}, options.accumulate);
-  } else if (options.accumulate) {
-    c.addmm_(left, right);
+  const TraceSpan span("dovetail::gemm");
+  const at::NoGradGuard no_grad;
+  if (use_kernel(Kernel::kGemm, c) && c.scalar_type() == at::kFloat && c.numel() > 0 && k > 0) {
+    gemm_by_kernel(c, left, right, options);
   } else {
-    at::mm_out(c, left, right);
+    gemm_by_aten(c, left, right, options);
   }
 }
 
-at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, GemmOptions options) {
+at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
   user_check(a.dim() == 2 && b.dim() == 2, "gemm: a and b must be matrices, a is {}, b is {}", describe(a),
              describe(b));
   user_check(!options.accumulate, "gemm: accumulate needs a result to add to; call gemm_into");

@@ -14,8 +14,10 @@ struct GemmOptions {
   bool transpose_a = false;
   bool transpose_b = false;
   bool accumulate = false;
+  at::Tensor bias = {};      ///< (n), added to each row of c; not with `accumulate`
+  at::Tensor row_sums = {};  ///< (m), contiguous: becomes the sums of op(a)'s rows, taken while they are packed
 };
-void gemm_into(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, GemmOptions options = {});
-at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, GemmOptions options = {});
+void gemm_into(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, const GemmOptions& options = {});
+at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options = {});
 
 }  // namespace dovetail

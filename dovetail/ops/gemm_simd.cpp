@@ -20,7 +20,7 @@ namespace HWY_NAMESPACE {
 // Blocking after Goto and van de Geijn (2008): a panel of b is packed once by all threads and read from the shared
 // cache, a block of a (kTaskRows x kDepth) is packed by the thread that uses it and stays in its second-level cache,
 // and one strip of b (kDepth x kTileColumns) in its first.
-constexpr int64_t kDepth = 384;
+constexpr int64_t kDepth = kLanes == 16 ? 768 : 384;
 constexpr int64_t kTaskRows = 96;
 constexpr int64_t kPanelFloats = int64_t{2} << 20;
 
@@ -33,32 +33,63 @@ struct Panel {
   int64_t slice;
 };
 
-void pack_operand(const MatrixView& x, bool rows_are_terms, int64_t index, int64_t count, int64_t width, int64_t depth,
-                  int64_t k, float* to) {
-  // An operand is packed as [term][row of a or column of b].
-  const int64_t index_stride = rows_are_terms ? x.column_stride : x.row_stride;
-  const int64_t term_stride = rows_are_terms ? x.row_stride : x.column_stride;
-  const float* from = x.data + index * index_stride + depth * term_stride;
-  if (index_stride == 1) {
-    pack_straight(from, term_stride, count, width, k, to);
+/// Packs `count` rows of a (or columns of b) from `index` on, terms [depth, depth + k); strides as a's.
+template <int64_t kWidth>
+void pack(const MatrixView& x, int64_t index, int64_t count, int64_t depth, int64_t k, float* to) {
+  const float* from = x.data + index * x.row_stride + depth * x.column_stride;
+  if (x.row_stride == 1) {
+    pack_straight<kWidth>(from, x.column_stride, count, k, to);
   } else {
-    pack_transposed(from, index_stride, count, width, k, to);
+    pack_transposed<kWidth>(from, x.row_stride, count, k, to);
   }
 }
 
+/// sums[row] = [sums +] the sum over k terms of row `row` of a, packed as tiles of kTileRows.
+void add_row_sums(const float* packed, int64_t rows, int64_t k, bool add, float* sums) {
+  for (int64_t i = 0; i < rows; i += kTileRows, packed += kTileRows * k) {
+    float tile[kTileRows] = {};
+    for (int64_t p = 0; p < k; ++p)
+      for (int r = 0; r < kTileRows; ++r) tile[r] += packed[p * kTileRows + r];
+    for (int64_t r = 0; r < std::min<int64_t>(kTileRows, rows - i); ++r)
+      sums[i + r] = (add ? sums[i + r] : 0) + tile[r];
+  }
+}
+
+MatrixView transposed(const MatrixView& x) { return {x.data, x.column_stride, x.row_stride}; }
+
 void pack_panel(const GemmProblem& g, const Panel& panel, float* to) {
-  const int64_t strips = ceil_divide(panel.columns, kTileColumns);
+  constexpr int64_t kStripsPerPiece = 8;
+  const int64_t strips = ceil_divide(panel.columns, kTileColumns), pieces = ceil_divide(strips, kStripsPerPiece);
   const int64_t slices = ceil_divide(panel.depths, panel.slice);
-  const int64_t grain = std::max<int64_t>(1, (int64_t{1} << 15) / (panel.slice * kTileColumns));
-  parallel_pieces(strips * slices, grain, [&](int64_t begin, int64_t end) {
+  parallel_pieces(pieces * slices, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t slice = i / strips, strip = i % strips;
-      const int64_t offset = slice * panel.slice, depth = std::min(panel.slice, panel.depths - offset);
-      const int64_t column = strip * kTileColumns;
-      pack_operand(g.b, true, panel.column + column, std::min(kTileColumns, panel.columns - column), kTileColumns,
-                   panel.depth + offset, depth, to + offset * strips * kTileColumns + column * depth);
+      const int64_t offset = i / pieces * panel.slice, depth = std::min(panel.slice, panel.depths - offset);
+      const int64_t column = i % pieces * kStripsPerPiece * kTileColumns;
+      pack<kTileColumns>(transposed(g.b), panel.column + column,
+                         std::min(kStripsPerPiece * kTileColumns, panel.columns - column), panel.depth + offset, depth,
+                         to + offset * strips * kTileColumns + column * depth);
     }
   });
+}
+
+/// A block of a: rows [row, row + rows), terms [depth, depth + k).
+struct Block {
+  int64_t row, rows, depth, k;
+};
+
+/// The part of `block` to ask for in call `call` of the register tile: a row, or a line's width of rows of memory.
+Upcoming upcoming_part(const MatrixView& a, const Block& block, int64_t call) {
+  constexpr int64_t kMost = kDepth / kUpcomingSteps;
+  const float* from = a.data + block.row * a.row_stride + block.depth * a.column_stride;
+  if (a.row_stride != 1) {
+    if (call >= block.rows) return {};
+    return {.at = from + call * a.row_stride, .step = kLineFloats, .count = ceil_divide(block.k, kLineFloats)};
+  }
+  const int64_t lines = block.rows / kLineFloats + 1, first = call / lines * kMost;
+  if (first >= block.k) return {};
+  return {.at = from + first * a.column_stride + call % lines * kLineFloats,
+          .step = a.column_stride,
+          .count = std::min(kMost, block.k - first)};
 }
 
 /// Rows [row, row + rows) and the panel's strips [strip, strip_end) of c.
@@ -66,20 +97,29 @@ void multiply_block(const GemmProblem& g, const Panel& panel, int64_t row, int64
                     int64_t strip_end) {
   float* a = workspace(Workspace::kGemmRows, static_cast<size_t>((kTaskRows + kTileRows) * panel.slice));
   const int64_t strips = ceil_divide(panel.columns, kTileColumns);
+  const int64_t later = row + parallel_workers() * kTaskRows;  // where this thread is likely to go on
   for (int64_t offset = 0; offset < panel.depths; offset += panel.slice) {
-    const int64_t k = std::min(panel.slice, panel.depths - offset);
-    for (int64_t i = 0; i < rows; i += kTileRows)
-      pack_operand(g.a, false, row + i, std::min<int64_t>(kTileRows, rows - i), kTileRows, panel.depth + offset, k,
-                   a + i * k);
+    const int64_t k = std::min(panel.slice, panel.depths - offset), next = offset + panel.slice;
+    pack<kTileRows>(g.a, row, rows, panel.depth + offset, k, a);
+    const Block next_block =
+        next < panel.depths
+            ? Block{row, rows, panel.depth + next, std::min(panel.slice, panel.depths - next)}
+            : Block{later, std::clamp<int64_t>(g.m - later, 0, kTaskRows), panel.depth, std::min(panel.slice, g.k)};
     const bool first = panel.depth + offset == 0;
+    if (g.row_sums && panel.column + strip == 0) add_row_sums(a, rows, k, !first, g.row_sums + row);
+    int64_t call = 0;
     const TileInit init = !first || g.accumulate ? TileInit::kAccumulate : g.bias ? TileInit::kBias : TileInit::kZero;
+    const float* packed = panel.packed + offset * strips * kTileColumns;
     for (int64_t s = strip; s < strip_end; ++s) {
-      const float* b = panel.packed + offset * strips * kTileColumns + s * kTileColumns * k;
+      const float* b = packed + s * kTileColumns * k;
+      const float* next_strip = packed + (s + 1 < strip_end ? s + 1 : strip) * kTileColumns * k;
       const int64_t column = panel.column + s * kTileColumns, columns = std::min(kTileColumns, g.n - column);
       for (int64_t i = 0; i < rows; i += kTileRows) {
         float* c = g.c + (row + i) * g.ldc + column;
         prefetch_tile<kTileRows>(c, g.ldc);
-        const auto tile = multiply<kTileRows, 1>(k, a + i * k, kTileRows, b, kTileColumns);
+        Upcoming upcoming = upcoming_part(g.a, next_block, call++);
+        upcoming.strip = next_strip + i * kTileColumns * k / rows;
+        const auto tile = multiply<kTileRows, 1>(k, a + i * k, kTileRows, b, kTileColumns, upcoming);
         store_tile(tile, c, g.ldc, std::min<int64_t>(kTileRows, rows - i), columns, init,
                    g.bias ? g.bias + column : nullptr);
       }

@@ -11,7 +11,7 @@ struct MatrixView {
 };
 
 /// c (m, n), rows `ldc` apart, = [c +] [bias per column +] a (m, k) @ b (k, n). `bias` may be null, and is not used
-/// with `accumulate`.
+/// with `accumulate`. `row_sums` (m), null for none, becomes the sums of a's rows.
 struct GemmProblem {
   int64_t m, n, k;
   MatrixView a, b;
@@ -19,6 +19,7 @@ struct GemmProblem {
   int64_t ldc;
   const float* bias;
   bool accumulate;
+  float* row_sums;
 };
 
 /// Runs on parallel_workers() threads. Each element of c is one sum in the order of k, cut every `kDepth` terms: the

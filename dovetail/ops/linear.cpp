@@ -23,9 +23,8 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
     sizes.back() = weight.size(0);
     at::Tensor y = at::empty(sizes, x.options());
     at::Tensor rows = y.view({-1, weight.size(0)});
-    // The bias is what the product is added to, so it costs no pass of its own.
-    if (bias) rows.copy_(bias->expand_as(rows));
-    gemm_into(rows, x.reshape({-1, weight.size(1)}), weight, {.transpose_b = true, .accumulate = bias.has_value()});
+    gemm_into(rows, x.reshape({-1, weight.size(1)}), weight,
+              {.transpose_b = true, .bias = bias ? bias->contiguous() : at::Tensor()});
     return y;
   }
 
@@ -36,11 +35,17 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
     const at::Tensor dy = gradients[0].reshape({-1, weight.size(0)});
     at::Tensor dx, dweight, dbias;
     if (context->needs_input_grad(0)) dx = gemm(dy, weight).view(x.sizes());
-    if (context->needs_input_grad(1)) dweight = gemm(dy, x.reshape({-1, weight.size(1)}), {.transpose_a = true});
-    // A product with ones: unlike at::sum its order of additions does not depend on the number of threads.
-    const bool has_bias = context->saved_data["has_bias"].toBool();
-    if (has_bias && context->needs_input_grad(2))
-      dbias = gemm(at::ones({1, dy.size(0)}, dy.options()), dy).view({weight.size(0)});
+    if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2))
+      dbias = at::empty({weight.size(0)}, dy.options());
+    if (context->needs_input_grad(1)) {
+      // dy's columns are summed on their way into the product: the bias' gradient needs no pass of its own.
+      dweight = at::empty(weight.sizes(), dy.options());
+      gemm_into(dweight, dy, x.reshape({-1, weight.size(1)}), {.transpose_a = true, .row_sums = dbias});
+    } else if (dbias.defined()) {
+      // A product with ones: unlike at::sum_out its order of additions does not depend on the number of threads.
+      at::Tensor row = dbias.unsqueeze(0);
+      gemm_into(row, at::ones({1, dy.size(0)}, dy.options()), dy);
+    }
     return {dx, dweight, dbias};
   }
 };

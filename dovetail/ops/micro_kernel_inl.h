@@ -38,10 +38,37 @@ struct Tile {
   FloatVector v[kRows][kTileVectors];
 };
 
+/// Memory that will be needed after a product, asked for while it runs: `count` places `step` floats apart, one every
+/// kUpcomingSteps terms, and two lines from `strip` on in the same time.
+struct Upcoming {
+  const float* strip = nullptr;  ///< null: nothing is asked for
+  const float* at = nullptr;
+  int64_t step = 0, count = 0;
+};
+constexpr int64_t kUpcomingSteps = 8;
+constexpr int64_t kLineFloats = 64 / sizeof(float);
+
+/// One term of each element of a tile.
+template <int kRows, int kRowStride>
+HWY_INLINE void multiply_step(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, int64_t b_step,
+                              Tile<kRows>& tile) {
+  const FloatTag d;
+  // b streams from the second-level cache: ask for it some steps ahead. Beyond its end this is only a hint.
+  hwy::Prefetch(b + kPrefetchSteps * b_step);
+  if constexpr (kTileColumns * sizeof(float) > 64) hwy::Prefetch(b + kPrefetchSteps * b_step + kTileColumns / 2);
+  const FloatVector b0 = hn::LoadU(d, b), b1 = hn::LoadU(d, b + kLanes);
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+    const FloatVector ar = hn::Set(d, a[r * kRowStride]);
+    tile.v[r][0] = hn::MulAdd(ar, b0, tile.v[r][0]);
+    tile.v[r][1] = hn::MulAdd(ar, b1, tile.v[r][1]);
+  }
+}
+
 /// tile[r][j] = sum over p < k of a[r * kRowStride + p * a_step] * b[p * b_step + j], added in the order of p.
 template <int kRows, int kRowStride>
 HWY_INLINE Tile<kRows> multiply(int64_t k, const float* HWY_RESTRICT a, int64_t a_step, const float* HWY_RESTRICT b,
-                                int64_t b_step) {
+                                int64_t b_step, Upcoming upcoming = {}) {
   const FloatTag d;
   Tile<kRows> tile;
 #pragma GCC unroll 16
@@ -49,20 +76,18 @@ HWY_INLINE Tile<kRows> multiply(int64_t k, const float* HWY_RESTRICT a, int64_t 
     tile.v[r][0] = hn::Zero(d);
     tile.v[r][1] = hn::Zero(d);
   }
-  for (; k > 0; --k) {
-    // b streams from the second-level cache: ask for it some steps ahead. Beyond its end this is only a hint.
-    hwy::Prefetch(b + kPrefetchSteps * b_step);
-    if constexpr (kTileColumns * sizeof(float) > 64) hwy::Prefetch(b + kPrefetchSteps * b_step + kTileColumns / 2);
-    const FloatVector b0 = hn::LoadU(d, b), b1 = hn::LoadU(d, b + kLanes);
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      const FloatVector ar = hn::Set(d, a[r * kRowStride]);
-      tile.v[r][0] = hn::MulAdd(ar, b0, tile.v[r][0]);
-      tile.v[r][1] = hn::MulAdd(ar, b1, tile.v[r][1]);
+  for (; upcoming.strip && k >= kUpcomingSteps; k -= kUpcomingSteps) {
+    constexpr int kSecondLevel = 2;  // of the caches
+    if (upcoming.count-- > 0) __builtin_prefetch(upcoming.at, 0, kSecondLevel);
+    upcoming.at += upcoming.step;
+#pragma GCC unroll 1
+    for (int half = 0; half < 2; ++half, upcoming.strip += kLineFloats) {
+      __builtin_prefetch(upcoming.strip, 0, kSecondLevel);
+      for (int64_t p = 0; p < kUpcomingSteps / 2; ++p, a += a_step, b += b_step)
+        multiply_step<kRows, kRowStride>(a, b, b_step, tile);
     }
-    a += a_step;
-    b += b_step;
   }
+  for (; k > 0; --k, a += a_step, b += b_step) multiply_step<kRows, kRowStride>(a, b, b_step, tile);
   return tile;
 }
 
@@ -164,34 +189,31 @@ HWY_INLINE void transpose(const float* HWY_RESTRICT from, int64_t from_stride, i
   }
 }
 
-/// Zeros for the rows of a or columns of b that a packed operand of `width` lacks.
-HWY_INLINE void pad_packed(int64_t count, int64_t width, int64_t k, float* to) {
-  if (count == width) return;
-  for (int64_t p = 0; p < k; ++p) std::fill_n(to + p * width + count, width - count, 0.0f);
-}
+// A packed operand is a row of tiles, each kWidth rows of a or columns of b wide: [tile][term][row or column of the
+// tile]. What the last tile lacks is zero.
 
-/// to[p * width + i] = from[i * stride + p] for i < count <= width and p < k; zero for the other i.
-HWY_INLINE void pack_transposed(const float* HWY_RESTRICT from, int64_t stride, int64_t count, int64_t width, int64_t k,
+/// Packs from[i * stride + p] for i < count and p < k.
+template <int64_t kWidth>
+HWY_INLINE void pack_transposed(const float* HWY_RESTRICT from, int64_t stride, int64_t count, int64_t k,
                                 float* HWY_RESTRICT to) {
-  transpose(from, stride, count, k, to, width);
-  pad_packed(count, width, k, to);
+  for (; count > 0; count -= kWidth, from += kWidth * stride, to += kWidth * k) {
+    const int64_t filled = std::min(count, kWidth);
+    transpose(from, stride, filled, k, to, kWidth);
+    for (int64_t p = 0; filled < kWidth && p < k; ++p) std::fill_n(to + p * kWidth + filled, kWidth - filled, 0.0f);
+  }
 }
 
-/// to[p * width + i] = from[p * stride + i] for i < count <= width and p < k; zero for the other i.
-HWY_INLINE void pack_straight(const float* HWY_RESTRICT from, int64_t stride, int64_t count, int64_t width, int64_t k,
+/// Packs from[p * stride + i] for i < count and p < k, in the order of memory: terms outside, so that each line and
+/// each page is met once.
+template <int64_t kWidth>
+HWY_INLINE void pack_straight(const float* HWY_RESTRICT from, int64_t stride, int64_t count, int64_t k,
                               float* HWY_RESTRICT to) {
-  for (int64_t p = 0; p < k; ++p, from += stride) {
-    float* out = to + p * width;
+  for (int64_t p = 0; p < k; ++p, from += stride, to += kWidth) {
+    float* out = to;
     int64_t i = 0;
-    // Short rows: a call of memcpy would cost more than the copy.
-    for (; i + kLanes <= count; i += kLanes) store(load(from + i), out + i);
-#if HWY_TARGET != HWY_SCALAR
-    const hn::FixedTag<float, 4> d;
-    for (; i + 4 <= count; i += 4) hn::StoreU(hn::LoadU(d, from + i), d, out + i);
-#endif
-    for (; i < count; ++i) out[i] = from[i];
+    for (; i + kWidth <= count; i += kWidth, out += kWidth * k) std::memcpy(out, from + i, kWidth * sizeof(float));
+    if (i < count) std::fill(std::copy(from + i, from + count, out), out + kWidth, 0.0f);
   }
-  pad_packed(count, width, k, to);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -58,9 +58,9 @@ TEST(Gemm, MatchesFloat64OverOddShapesAndTransposes) {
 }
 
 TEST(Gemm, CrossesEveryBlockBoundary) {
-  // More than one row task (96), slice of k (384) and packed panel (2 Mi floats).
+  // More than one row task (96), slice of k (768 or 384) and packed panel (2 Mi floats).
   at_every_simd_level([] {
-    const at::Tensor a = normal({101, 400}, 1), b = normal({5500, 400}, 2);
+    const at::Tensor a = normal({101, 800}, 1), b = normal({5500, 800}, 2);
     expect_product(gemm(a, b, {.transpose_b = true}), a, b, {.transpose_b = true});
     const at::Tensor tall = normal({6000, 33}, 3), wide = normal({6000, 371}, 4);
     expect_product(gemm(tall, wide, {.transpose_a = true}), tall, wide, {.transpose_a = true});
