@@ -46,10 +46,25 @@ void pack(const MatrixView& x, int64_t index, int64_t count, int64_t depth, int6
 
 /// sums[row] = [sums +] the sum over k terms of row `row` of a, packed as tiles of kTileRows.
 void add_row_sums(const float* packed, int64_t rows, int64_t k, bool add, float* sums) {
+  static_assert(kTileRows <= 4 * kLanes);
+  constexpr int kChains = 4;  // of additions that do not wait for each other
+  constexpr int64_t kVectors = (kTileRows + kLanes - 1) / kLanes;
   for (int64_t i = 0; i < rows; i += kTileRows, packed += kTileRows * k) {
-    float tile[kTileRows] = {};
-    for (int64_t p = 0; p < k; ++p)
-      for (int r = 0; r < kTileRows; ++r) tile[r] += packed[p * kTileRows + r];
+    FloatVector chains[kChains][kVectors];
+    for (auto& chain : chains) std::fill_n(chain, kVectors, splat(0.0f));
+    // A vector may reach into the next term or, at the end, into the slack of the workspace: lanes that are not used.
+    const auto add_term = [&](int64_t p, FloatVector(&chain)[kVectors]) {
+      for (int64_t v = 0; v < kVectors; ++v) chain[v] = hn::Add(chain[v], load(packed + p * kTileRows + v * kLanes));
+    };
+    int64_t p = 0;
+    for (; p + kChains <= k; p += kChains) {
+#pragma GCC unroll 4
+      for (int c = 0; c < kChains; ++c) add_term(p + c, chains[c]);
+    }
+    for (; p < k; ++p) add_term(p, chains[0]);
+    HWY_ALIGN float tile[kVectors * kLanes];
+    for (int64_t v = 0; v < kVectors; ++v)
+      store(hn::Add(hn::Add(chains[0][v], chains[1][v]), hn::Add(chains[2][v], chains[3][v])), tile + v * kLanes);
     for (int64_t r = 0; r < std::min<int64_t>(kTileRows, rows - i); ++r)
       sums[i + r] = (add ? sums[i + r] : 0) + tile[r];
   }

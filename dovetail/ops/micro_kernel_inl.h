@@ -164,7 +164,7 @@ HWY_INLINE void transpose(const float* HWY_RESTRICT from, int64_t from_stride, i
     const float *r1 = r0 + from_stride, *r2 = r1 + from_stride, *r3 = r2 + from_stride;
     float* out = to + i;
     int64_t p = 0;
-    for (; p + 4 <= k; p += 4, out += 4 * to_stride) {
+    for (const int64_t whole = k / 4 * 4; p < whole; p += 4, out += 4 * to_stride) {
       const auto v0 = hn::LoadU(d, r0 + p), v1 = hn::LoadU(d, r1 + p), v2 = hn::LoadU(d, r2 + p),
                  v3 = hn::LoadU(d, r3 + p);
       const auto low01 = hn::BitCast(dw, hn::InterleaveLower(d, v0, v1));

@@ -67,6 +67,27 @@ TEST(Gemm, CrossesEveryBlockBoundary) {
   });
 }
 
+TEST(Gemm, AddsTheBiasAndSumsTheRows) {
+  at_every_simd_level([] {
+    for (const auto dtype : {at::kFloat, at::kDouble}) {
+      // Two slices of k, a short last tile, more than one panel of columns.
+      const at::Tensor a = normal({1001, 103}, 1, dtype), b = normal({1001, 2200}, 2, dtype),
+                       bias = normal({2200}, 3, dtype);
+      at::Tensor c = at::empty({103, 2200}, a.options());
+      const at::Tensor sums = at::empty({103}, a.options());
+      gemm_into(c, a, b, {.transpose_a = true, .bias = bias, .row_sums = sums});
+      expect_close(c, reference(a, b, {.transpose_a = true}) + bias.to(at::kDouble), 3e-4);
+      expect_close(sums, a.to(at::kDouble).sum(0), 3e-5);
+    }
+  });
+  at::Tensor c = at::empty({2, 3});
+  const at::Tensor a = at::ones({2, 4}), b = at::ones({4, 3});
+  EXPECT_THAT(user_error([&] { gemm_into(c, a, b, {.bias = at::ones({2})}); }), HasSubstr("bias must be [3]"));
+  EXPECT_THAT(user_error([&] { gemm_into(c, a, b, {.row_sums = at::ones({3})}); }), HasSubstr("row_sums must be [2]"));
+  EXPECT_THAT(user_error([&] { gemm_into(c, a, b, {.accumulate = true, .bias = at::ones({3})}); }),
+              HasSubstr("exclude each other"));
+}
+
 TEST(Gemm, AccumulatesIntoAViewWithLongRows) {
   at_every_simd_level([] {
     const at::Tensor a = normal({29, 411}, 1), b = normal({411, 35}, 2), storage = normal({29, 50}, 3);
