@@ -26,7 +26,7 @@ SIZES = {
     "10m": {"layers": 6, "width": 384, "heads": 6, "context": 256, "vocab": 320, "batch": 16},
     "124m": {"layers": 12, "width": 768, "heads": 12, "context": 1024, "vocab": 50304, "batch": 1},
 }
-STEPS = {"10m": 2, "124m": 1}
+STEPS = {"10m": 1, "124m": 1}
 CLAIMS = {("10m", "fp32"): 1.2, ("124m", "fp32"): 1.05, ("10m", "bf16"): 1.1, ("124m", "bf16"): 1.0}
 LR = 1e-3
 
@@ -156,7 +156,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=list(SIZES), default="10m")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--compile", action="store_true", help="torch.compile as a second peer")
     parser.add_argument("--out", help="also write the result as JSON")
