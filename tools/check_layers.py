@@ -1,4 +1,4 @@
-"""Fail on an include that cmake/layers.cmake does not allow, and on torch/torch.h in a header.
+"""Fail on an include that cmake/layers.cmake does not allow, on torch/torch.h in a header, and on a type defined twice.
 
 usage: check_layers.py [ROOT]
 """
@@ -9,6 +9,8 @@ import sys
 
 LAYER = re.compile(r'set\(LAYER_(\w+) "([^"]*)"\)')
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
+NAMESPACE = re.compile(r"^namespace (?:(\S+) )?\{")
+TYPE = re.compile(r"^(?:struct|class|enum class) (\w+)\b(?!::)[^;]*\{")
 
 
 def allowed_edges(root: pathlib.Path) -> dict[str, set[str]]:
@@ -36,9 +38,33 @@ def violations(root: pathlib.Path):
                     yield f"{where}: {folder} may not include {include}; allowed: {sorted(edges[folder])}"
 
 
+def public_types(text: str):
+    """Types at the left margin, with their namespaces, outside of unnamed ones."""
+    spaces: list[str] = []
+    for line in text.splitlines():
+        if match := NAMESPACE.match(line):
+            spaces.append(match[1] or "")
+        elif line.startswith("}  // namespace"):
+            spaces.pop()
+        elif "" not in spaces and (match := TYPE.match(line)):
+            yield "::".join([*spaces, match[1]])
+
+
+def repeated_types(root: pathlib.Path):
+    """The libraries share one namespace: of two types of one name the loader keeps the functions of one."""
+    seen: dict[str, pathlib.Path] = {}
+    for path in sorted((root / "dovetail").rglob("*")):
+        if path.suffix not in {".h", ".cpp", ".cu", ".cuh"}:
+            continue
+        where = path.relative_to(root)
+        for name in public_types(path.read_text()):
+            if seen.setdefault(name, where) != where:
+                yield f"{where}: {name} is defined in {seen[name]} too; rename it or put it in an unnamed namespace"
+
+
 def main() -> int:
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
-    found = list(violations(root))
+    found = [*violations(root), *repeated_types(root)]
     for line in found:
         print(line, file=sys.stderr)
     return 1 if found else 0
