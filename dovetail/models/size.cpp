@@ -65,7 +65,6 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   const int64_t element = options.bfloat16 ? 2 : kFloat;
   const auto tokens = options.micro_batch * c.context;
   const auto parameters = model_size(c).parameters;
-  const auto block = block_size(c);
   const auto norms = (2 * c.layers + 1) * norm_size(c);  // float32 always
   const auto table = c.vocab_size * c.width * element, stream = tokens * c.width * element;
 
@@ -95,6 +94,7 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   estimate.gradients = peak.gradients;
   estimate.activations = peak.activations;
   estimate.workspace = peak.workspace;
+  estimate.checkpoint = options.checkpoints ? 3 * parameters * kFloat : 0;
   return estimate;
 }
 

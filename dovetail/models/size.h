@@ -24,6 +24,7 @@ struct MemoryEstimateOptions {
   bool bfloat16 = false;
   bool recompute = false;
   bool distributed = false;  ///< gradients in reduction buckets, float32
+  bool checkpoints = false;  ///< checkpoints are written beside the next steps
 };
 
 /// Bytes of one training step at its peak, which stands either at the beginning of backward (all activations, gradients
@@ -35,7 +36,8 @@ struct MemoryEstimate {
   int64_t optimizer = 0;    ///< both moments, and under bfloat16 the float32 masters
   int64_t activations = 0;  ///< kept for backward, at the peak
   int64_t workspace = 0;    ///< temporaries: gradients of activations, a chunk of logits
-  int64_t total() const { return weights + gradients + optimizer + activations + workspace; }
+  int64_t checkpoint = 0;   ///< float32 copy of weights and moments that is being written
+  int64_t total() const { return weights + gradients + optimizer + activations + workspace + checkpoint; }
 };
 MemoryEstimate memory_estimate(const ModelConfig& config, const MemoryEstimateOptions& options);
 

@@ -23,6 +23,11 @@
 namespace dovetail {
 namespace {
 
+/// Samples of a step on the rank that has most of them.
+int64_t largest_share(const RunConfig& config, const Group& group) {
+  return (config.train.batch + group.size() - 1) / group.size();
+}
+
 /// torchrun says how many ranks share this machine; ranks that are threads of one process all do.
 int ranks_on_this_machine(const Group& group) {
   const char* text = std::getenv("LOCAL_WORLD_SIZE");
@@ -128,8 +133,8 @@ ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOption
 
   user_check(config.train.batch >= group.size(), "train.batch = {} leaves some of the {} ranks without a sample",
              config.train.batch, group.size());
-  const int64_t largest_share = (config.train.batch + group.size() - 1) / group.size();
-  run.micro_batch = config.train.micro_batch > 0 ? std::min(config.train.micro_batch, largest_share) : largest_share;
+  const int64_t share = largest_share(config, group);
+  run.micro_batch = config.train.micro_batch > 0 ? std::min(config.train.micro_batch, share) : share;
 
   run.data = resolve_data(run.config, group, options);
   run.config.model = resolve_model_config(run.config.model, run.data.tokenizer_vocab);
@@ -143,13 +148,15 @@ void resolve_precision_and_size(ResolvedRun& run, Group& group, const std::optio
   run.precision = resolve_precision(run.config.precision.recipe, kept_precision, group);
   run.size = model_size(run.config.model);
   run.memory = memory_estimate(run.config.model, {.micro_batch = run.micro_batch,
+                                                  .accumulate = run.micro_batch < largest_share(run.config, group),
                                                   .bfloat16 = run.precision.compute == at::kBFloat16,
                                                   .recompute = run.config.train.checkpoint_activations,
-                                                  .distributed = group.size() > 1});
+                                                  .distributed = group.size() > 1,
+                                                  .checkpoints = group.rank() == 0});
   if (run.precision.compute == at::kDouble) {
     // The estimate is for FP32; every tensor of a step is twice as wide in FP64.
     for (int64_t* part : {&run.memory.weights, &run.memory.gradients, &run.memory.optimizer, &run.memory.activations,
-                          &run.memory.workspace}) {
+                          &run.memory.workspace, &run.memory.checkpoint}) {
       *part *= 2;
     }
   }
