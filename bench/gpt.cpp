@@ -77,9 +77,6 @@ nlohmann::json shares_of(TrainStep& step, const at::Tensor& tokens, double lr) {
 int run(int argc, char** argv) {
   const auto options = parse(argc, argv);
   at::set_num_threads(static_cast<int>(options.threads));
-  // Before the baseline of memory, so that its operands do not count.
-  const double gemm_rate =
-      measure_gemm_rate(options.dtype == "bf16" ? GemmType::kBFloat16 : GemmType::kFloat32, /*seconds=*/0.5);
   const auto baseline = resident_bytes();
   reset_peak_resident();
 
@@ -101,10 +98,7 @@ int run(int argc, char** argv) {
                                   at::TensorOptions().dtype(at::kLong));
 
   const auto size = model_size(options.model);
-  reply({{"parameters", size.parameters},
-         {"flops_per_token", size.flops_per_token},
-         {"gemm_rate", gemm_rate},
-         {"machine", machine_json()}});
+  reply({{"parameters", size.parameters}, {"flops_per_token", size.flops_per_token}, {"machine", machine_json()}});
 
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream words(line);
@@ -118,10 +112,13 @@ int run(int argc, char** argv) {
       reply({{"seconds", now_seconds() - begin}, {"losses", losses}});
     } else if (command == "memory") {
       reply({{"bytes", peak_resident_bytes() - baseline}});
+    } else if (command == "rate") {  // after "memory": its operands count
+      const auto type = options.dtype == "bf16" ? GemmType::kBFloat16 : GemmType::kFloat32;
+      reply({{"gemm_rate", measure_gemm_rate(type, /*seconds=*/0.3)}});
     } else if (command == "shares") {
       reply(shares_of(step, tokens, options.lr));
     } else {
-      throw UserError(fmt::format("unknown command '{}'", command), "steps N, memory or shares");
+      throw UserError(fmt::format("unknown command '{}'", command), "steps N, memory, rate or shares");
     }
   }
   return 0;

@@ -2,8 +2,8 @@
 
 usage: ./dev bench gpt [--size 10m|124m] [--dtype fp32|bf16] [--rounds N] [--compile] [--out FILE]
 
-Both sides live in processes of their own, hold the same weights and the same tokens, and take turns: a round is a few
-steps of each, and the best round of each side counts. Peers: eager PyTorch (SDPA, fused AdamW, foreach clipping), in
+Both sides live in processes of their own, hold the same weights and the same tokens, and take turns: a round is a step
+of each, and the best round of each side counts. Peers: eager PyTorch (SDPA, fused AdamW, foreach clipping), in
 bf16 both with autocast and with bf16 weights over fp32 masters, and with --compile the same under torch.compile.
 Printed: the ratio to each peer, the fraction of the machine's measured matrix-product rate that our step reaches, peak
 memory of each side above its own baseline after import, and where the time goes. `DOVETAIL_DISABLE=gemm` (or
@@ -26,7 +26,6 @@ SIZES = {
     "10m": {"layers": 6, "width": 384, "heads": 6, "context": 256, "vocab": 320, "batch": 16},
     "124m": {"layers": 12, "width": 768, "heads": 12, "context": 1024, "vocab": 50304, "batch": 1},
 }
-STEPS = {"10m": 1, "124m": 1}
 CLAIMS = {("10m", "fp32"): 1.2, ("124m", "fp32"): 1.05, ("10m", "bf16"): 1.1, ("124m", "bf16"): 1.0}
 LR = 1e-3
 
@@ -88,10 +87,11 @@ def measure(options) -> dict:
             side.best = float("inf")
         for _ in range(options.rounds):
             for side in sides:
-                side.steps(STEPS[options.size])
+                side.steps(1)
         ours, peers = sides[0], sides[1:]
         tokens = SIZES[options.size]["batch"] * SIZES[options.size]["context"]
         memory = {side.name: side.ask("memory")["bytes"] for side in sides}
+        gemm_rate = max(ours.ask("rate")["gemm_rate"] for _ in range(8))
         results = {
             side.name: {
                 "tokens_per_s": tokens / side.best,
@@ -116,8 +116,8 @@ def measure(options) -> dict:
         "sides": results,
         "ratios": {peer.name: peer.best / ours.best for peer in peers},
         "gflops": flops / 1e9,
-        "gemm_rate_gflops": ours.info["gemm_rate"] / 1e9,
-        "fraction_of_gemm_rate": flops / ours.info["gemm_rate"],
+        "gemm_rate_gflops": gemm_rate / 1e9,
+        "fraction_of_gemm_rate": flops / gemm_rate,
     }
 
 

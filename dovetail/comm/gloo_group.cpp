@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
+#include <mutex>
 #include <set>
 #include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -60,6 +62,14 @@ void check_summable(at::ScalarType dtype) {
                                           at::kLong,   at::kInt,   at::kChar,     at::kByte};
   DOVETAIL_CHECK(std::ranges::find(kSummable, dtype) != std::end(kSummable), "all_reduce: no sums of {}",
                  c10::toString(dtype));
+}
+
+/// torch's flight recorder keeps a map of process groups without a lock, which ranks that are threads of one process
+/// then break (torch 2.11, FlightRecorder::recordWithResetEnabled). We never read it; whoever wants it sets the
+/// variable.
+void switch_off_flight_recorder() {
+  static std::once_flag once;
+  std::call_once(once, [] { ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0); });
 }
 
 /// Gloo writes to sockets without MSG_NOSIGNAL, so a peer that died would kill this process with SIGPIPE before any
@@ -285,6 +295,7 @@ std::shared_ptr<Group> make_gloo_group(c10::intrusive_ptr<c10d::Store> store, in
                                        const std::string& interface, const GroupOptions& options) {
   using Gloo = c10d::ProcessGroupGloo;
   ignore_broken_pipes();
+  switch_off_flight_recorder();
   try {
     auto gloo = Gloo::Options::create(std::chrono::milliseconds(static_cast<int64_t>(options.timeout_s * 1000)));
     gloo->devices.push_back(interface.empty()   ? Gloo::createDefaultDevice()
