@@ -91,12 +91,12 @@ struct Call {
 /// The connections of one rank, shared by its group and the work that it started.
 class Connections {
  public:
-  Connections(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+  Connections(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
               c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> options)
       : rank_(rank),
         size_(size),
         board_(store, rank, size),
-        gloo_(c10::make_intrusive<c10d::ProcessGroupGloo>(std::move(store), rank, size, std::move(options))) {}
+        gloo_(c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, std::move(options))) {}
 
   Call next_call(const char* name) { return {name, ++calls_}; }
 
@@ -291,7 +291,7 @@ class GlooGroup final : public Group {
 
 }  // namespace
 
-std::shared_ptr<Group> make_gloo_group(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+std::shared_ptr<Group> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                        const std::string& interface, const GroupOptions& options) {
   using Gloo = c10d::ProcessGroupGloo;
   ignore_broken_pipes();
@@ -301,8 +301,7 @@ std::shared_ptr<Group> make_gloo_group(c10::intrusive_ptr<c10d::Store> store, in
     gloo->devices.push_back(interface.empty()   ? Gloo::createDefaultDevice()
                             : interface == "lo" ? Gloo::createDeviceForHostname("127.0.0.1")
                                                 : Gloo::createDeviceForInterface(interface));
-    return std::make_shared<GlooGroup>(std::make_shared<Connections>(std::move(store), rank, size, std::move(gloo)),
-                                       rank, size);
+    return std::make_shared<GlooGroup>(std::make_shared<Connections>(store, rank, size, std::move(gloo)), rank, size);
   } catch (const std::exception& error) {
     throw CommError(fmt::format("rank {} of {} did not connect to the others within {} s: {}", rank, size,
                                 options.timeout_s, reason_of(error)));

@@ -16,7 +16,7 @@ namespace dovetail {
 /// A rank of a Gloo process group that meets the others through `store`; returns when all are connected. `interface` is
 /// the name of a network interface, "" the one of the host's name, "lo" loopback whatever it is called. Throws
 /// CommError.
-std::shared_ptr<Group> make_gloo_group(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+std::shared_ptr<Group> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                        const std::string& interface, const GroupOptions& options);
 
 }  // namespace dovetail
