@@ -8,7 +8,9 @@ if [ "${1:-}" = --keep ]; then keep=1; shift; fi
 [ "$(id -u)" -eq 0 ] || { echo "error: tests/bare.sh needs root for debootstrap and chroot" >&2; exit 2; }
 command -v debootstrap >/dev/null || apt-get install -y -qq debootstrap >/dev/null
 bare=${1:-$(mktemp -d /var/tmp/dovetail-bare.XXXXXX)}
-mirror=$(grep -rhoE '(https?|file)://[^ ]+' /etc/apt/sources.list /etc/apt/sources.list.d 2>/dev/null | grep -v security | head -n 1)
+sources=$(ls /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources 2>/dev/null || true)
+# shellcheck disable=SC2086
+mirror=$(grep -hv '^ *#' $sources | grep -oE '(https?|file)://[^ ]+' | grep -v security | head -n 1 || true)
 [ -n "$mirror" ] || { echo "error: no Debian mirror in /etc/apt/sources.list*" >&2; exit 2; }
 
 finish() {
@@ -25,8 +27,10 @@ done
 [ ! -d ~/.config/pip ] || { mkdir -p "$bare/root/.config"; cp -a ~/.config/pip "$bare/root/.config/"; }
 [ ! -e ~/.pip/pip.conf ] || { mkdir -p "$bare/root/.pip"; cp -a ~/.pip/pip.conf "$bare/root/.pip/"; }
 mount -t proc proc "$bare/proc"
-mount --rbind /sys "$bare/sys"
-mount --rbind /dev "$bare/dev"
+for folder in sys dev; do
+  mount --rbind "/$folder" "$bare/$folder"
+  mount --make-rslave "$bare/$folder"  # so that unmounting here leaves the host's own mounts alone
+done
 git clone -q . "$bare/root/dovetail"
 
 # Only package-client settings of this shell go in, nothing else.
