@@ -22,7 +22,10 @@ trap finish EXIT
 debootstrap --variant=minbase --include=ca-certificates bookworm "$bare" "$mirror" >/dev/null
 for settings in /etc/apt/apt.conf.d /etc/apt/sources.list /etc/apt/sources.list.d /etc/apt/trusted.gpg.d /etc/apt/keyrings \
                 /etc/apt/preferences.d /etc/pip.conf /etc/resolv.conf /etc/hosts /etc/ssl/certs /usr/local/share/ca-certificates; do
-  [ ! -e "$settings" ] || { mkdir -p "$bare$(dirname "$settings")"; cp -aL "$settings" "$bare$(dirname "$settings")/"; }
+  [ -e "$settings" ] || continue
+  rm -rf "${bare:?}$settings"  # what debootstrap put there would otherwise mix with it
+  mkdir -p "$bare$(dirname "$settings")"
+  cp -aL "$settings" "$bare$(dirname "$settings")/"
 done
 [ ! -d ~/.config/pip ] || { mkdir -p "$bare/root/.config"; cp -a ~/.config/pip "$bare/root/.config/"; }
 [ ! -e ~/.pip/pip.conf ] || { mkdir -p "$bare/root/.pip"; cp -a ~/.pip/pip.conf "$bare/root/.pip/"; }
@@ -35,6 +38,7 @@ git clone -q . "$bare/root/dovetail"
 
 # Only package-client settings of this shell go in, nothing else.
 settings=$(env | grep -iE '^(https?_proxy|no_proxy|pip_[a-z_]+|ssl_cert_file|requests_ca_bundle)=' || true)
+# shellcheck disable=SC2086
 inside() { chroot "$bare" /usr/bin/env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 $settings bash -c "$1"; }
 inside 'cd /root/dovetail && ./dev quickstart'
 inside 'cd /root/dovetail && ./dev test'
