@@ -114,7 +114,7 @@ int run(int argc, char** argv) {
       reply({{"bytes", peak_resident_bytes() - baseline}});
     } else if (command == "rate") {  // after "memory": its operands count
       const auto type = options.dtype == "bf16" ? GemmType::kBFloat16 : GemmType::kFloat32;
-      reply({{"gemm_rate", measure_gemm_rate(type, /*seconds=*/0.3)}});
+      reply({{"gemm_rate", measure_gemm_rate(type, at::kCPU, /*seconds=*/0.3)}});
     } else if (command == "shares") {
       reply(shares_of(step, tokens, options.lr));
     } else {

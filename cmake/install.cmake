@@ -18,10 +18,12 @@ foreach(target IN LISTS layer_targets)
 endforeach()
 install(TARGETS dovetail RUNTIME DESTINATION bin COMPONENT wheel)
 install(TARGETS ${layer_targets} LIBRARY DESTINATION ${library_dir} COMPONENT wheel)
-if(TARGET dovetail_parquet)
-  set_target_properties(dovetail_parquet PROPERTIES INSTALL_RPATH "${library_rpath}")
-  install(TARGETS dovetail_parquet LIBRARY DESTINATION ${library_dir} COMPONENT wheel)
-endif()
+foreach(module dovetail_parquet dovetail_cuda)  # what is opened when it is needed
+  if(TARGET ${module})
+    set_target_properties(${module} PROPERTIES INSTALL_RPATH "${library_rpath}")
+    install(TARGETS ${module} LIBRARY DESTINATION ${library_dir} COMPONENT wheel)
+  endif()
+endforeach()
 
 if(DOVETAIL_WHEEL)
   # What Debian's packages gave the build and the user's machine may not have.

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <nlohmann/json_fwd.hpp>
 
 #include <cstdint>
@@ -24,8 +26,8 @@ nlohmann::json machine_json();
 /// Measured rates; each takes about `seconds` and is the best of several rounds.
 double measure_copy_bandwidth(double seconds = 0.1);  ///< bytes read plus written per second
 enum class GemmType { kFloat32, kBFloat16 };
-double measure_gemm_rate(GemmType type,
-                         double seconds = 0.05);  ///< FLOP/s of at::matmul at 2048 cubed (smaller on slow machines)
+/// FLOP/s of at::matmul at 2048 cubed (smaller on slow machines), on a GPU at 8192 cubed.
+double measure_gemm_rate(GemmType type, c10::Device device = c10::kCPU, double seconds = 0.05);
 
 /// Resident memory of this process (Linux). `reset_peak_resident` sets the high-water mark to the present value.
 uint64_t resident_bytes();

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "dovetail/base/gpu.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/parallel.h"
 #include "dovetail/base/trace.h"
@@ -42,21 +43,25 @@ double measure_copy_bandwidth(double seconds) {
   return 2.0 * static_cast<double>(kBytes) / best;
 }
 
-double measure_gemm_rate(GemmType type, double seconds) {
+double measure_gemm_rate(GemmType type, c10::Device device, double seconds) {
   const c10::NoGradGuard no_grad;
-  const auto options = at::TensorOptions(type == GemmType::kFloat32 ? at::kFloat : at::kBFloat16);
+  const auto options = at::TensorOptions(type == GemmType::kFloat32 ? at::kFloat : at::kBFloat16).device(device);
   const auto rate_at = [&](int64_t n, double budget) {
-    // Ones, not random numbers: the rate of a GEMM on a CPU does not depend on them, the time to draw them counts.
+    // Ones, not random numbers: the rate of a GEMM on a CPU does not depend on them, the time to draw them counts. A
+    // GPU does draw less power for them: its rate is an upper bound of what training can reach.
     const at::Tensor a = at::ones({n, n}, options), b = at::ones({n, n}, options);
     at::Tensor out = at::empty({n, n}, options);
-    at::matmul_out(out, a, b);  // packs, allocates and chooses its kernel once
-    const double best = shortest_round(budget, [&] { at::matmul_out(out, a, b); });
-    return 2.0 * std::pow(static_cast<double>(n), 3) / best;
+    const auto product = [&] {
+      at::matmul_out(out, a, b);
+      if (!device.is_cpu()) synchronize_gpu();
+    };
+    product();  // packs, allocates and chooses its kernel once
+    return 2.0 * std::pow(static_cast<double>(n), 3) / shortest_round(budget, product);
   };
   // A size whose rounds fit several times into the time asked for.
   double rate = rate_at(512, seconds / 8);
-  constexpr int64_t kLargest = 2048;
-  int64_t n = kLargest;
+  const int64_t largest = device.is_cpu() ? 2048 : 8192;
+  int64_t n = largest;
   while (n > 512 && 4 * 2.0 * std::pow(static_cast<double>(n), 3) / rate > seconds) n /= 2;
   if (n > 512) rate = std::max(rate, rate_at(n, seconds / 2));
   return rate;

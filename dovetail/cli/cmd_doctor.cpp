@@ -8,10 +8,13 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 
+#include "dovetail/base/gpu.h"
 #include "dovetail/base/machine.h"
+#include "dovetail/base/module.h"
 #include "dovetail/cli/command.h"
 #include "dovetail/cli/output.h"
 #include "dovetail/cli/parser.h"
+#include "dovetail/ops/cuda_kernels.h"
 
 namespace dovetail::cli {
 namespace {
@@ -22,22 +25,12 @@ constexpr double kGiga = 1e9;
 constexpr uint64_t kLittleMemory = uint64_t{1} << 30, kLittleDisk = uint64_t{2} << 30;
 
 struct Gpu {
-  int devices = 0;          ///< device files of the driver
-  std::string driver;       ///< its version; empty: no driver is loaded
-  bool cuda_build = false;  ///< this program can use one
-  std::string nccl;         ///< path of the library beside torch; empty: none
+  int devices = 0;       ///< device files of the driver
+  std::string driver;    ///< its version; empty: no driver is loaded
+  std::string unusable;  ///< why this program cannot use one; empty: it can
+  bool kernels = false;  ///< this build has kernels of its own for it
+  std::string nccl;      ///< path of the library beside torch; empty: none
 };
-
-int count_gpu_device_files() {
-  int count = 0;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator("/dev", ignored)) {
-    const std::string name = entry.path().filename().string();
-    count +=
-        name.starts_with("nvidia") && name.size() > 6 && name.find_first_not_of("0123456789", 6) == std::string::npos;
-  }
-  return count;
-}
 
 std::string driver_version() {
   std::ifstream file("/proc/driver/nvidia/version");
@@ -59,7 +52,8 @@ std::string find_nccl() {
 Gpu find_gpu() {
   return {.devices = count_gpu_device_files(),
           .driver = driver_version(),
-          .cuda_build = at::hasCUDA(),
+          .unusable = load_gpu(),
+          .kernels = std::filesystem::exists(module_path(kCudaLibrary)),
           .nccl = find_nccl()};
 }
 
@@ -92,15 +86,18 @@ std::vector<Problem> find_problems(const Machine& m, const Gpu& gpu) {
         {fmt::format("only {} is free on the disk of this folder", format_bytes(static_cast<double>(disk.available))),
          "checkpoints need 12 bytes per parameter each; lower checkpoint.keep or free some space"});
   }
-  if (gpu.devices > 0 && !gpu.cuda_build) {
-    problems.push_back(
-        {"there is a GPU, but this build has no CUDA", "build where nvcc is found: ./dev build --preset cuda"});
+  if (gpu.devices > 0 && !gpu.unusable.empty()) {
+    problems.push_back({"there is a GPU, but " + gpu.unusable, "install the driver and the CUDA build of torch"});
+  }
+  if (gpu.devices > 0 && !gpu.kernels) {
+    problems.push_back({"this build has no kernels of its own for the GPU and composes them of ATen's",
+                        "build where nvcc is found: ./dev build --preset cuda"});
   }
   if (gpu.devices == 0 && !gpu.driver.empty()) {
     problems.push_back({"the NVIDIA driver is loaded, but there are no device files",
                         "in a container, start it with access to the GPU (--gpus all)"});
   }
-  if (gpu.devices > 1 && gpu.cuda_build && gpu.nccl.empty()) {
+  if (gpu.devices > 1 && gpu.unusable.empty() && gpu.nccl.empty()) {
     problems.push_back(
         {"several GPUs, but NCCL was not found beside torch", "install the CUDA build of torch, which brings it"});
   }
@@ -148,7 +145,7 @@ class DoctorCommand : public Command {
   static std::string gpu_line(const Gpu& gpu) {
     if (gpu.devices == 0) return "none";
     return fmt::format("{} (driver {}), {}", gpu.devices, gpu.driver.empty() ? "unknown" : gpu.driver,
-                       gpu.cuda_build ? "usable" : "not usable by this build");
+                       gpu.unusable.empty() ? "usable" : "not usable: " + gpu.unusable);
   }
 
   static void print_report_json(const Gpu& gpu, const std::vector<Problem>& problems, double copy, double fp32,
@@ -157,8 +154,11 @@ class DoctorCommand : public Command {
     json["copy_bytes_per_s"] = copy;
     json["gemm_fp32_flops"] = fp32;
     json["gemm_bf16_flops"] = bf16;
-    json["gpu"] = {
-        {"devices", gpu.devices}, {"driver", gpu.driver}, {"cuda_build", gpu.cuda_build}, {"nccl", gpu.nccl}};
+    json["gpu"] = {{"devices", gpu.devices},
+                   {"driver", gpu.driver},
+                   {"usable", gpu.unusable.empty()},
+                   {"kernels", gpu.kernels},
+                   {"nccl", gpu.nccl}};
     json["problems"] = nlohmann::ordered_json::array();
     for (const Problem& problem : problems)
       json["problems"].push_back({{"problem", problem.what}, {"help", problem.help}});

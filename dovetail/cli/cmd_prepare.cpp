@@ -4,7 +4,6 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
-#include "dovetail/base/trace.h"
 #include "dovetail/cli/command.h"
 #include "dovetail/cli/output.h"
 #include "dovetail/data/prepare.h"
@@ -15,17 +14,13 @@
 namespace dovetail::cli {
 namespace {
 
-constexpr double kRefreshSeconds = 0.1;
-constexpr int kBarColumns = 24;
+constexpr int kBarCells = 24;
 
 /// "tokenizing  ━━━━━━━━╸━━━━  56.1 of 74.2 MB  3,914 documents"
 std::string progress_line(const PrepareProgress& progress) {
   const double share =
       progress.bytes == 0 ? 0 : static_cast<double>(progress.bytes_done) / static_cast<double>(progress.bytes);
-  const int filled = static_cast<int>(share * kBarColumns);
-  std::string bar;
-  for (int i = 0; i < kBarColumns; ++i) bar += i < filled ? "━" : "─";
-  return fmt::format(" {}  {}  {} of {}  {} documents", progress.stage, bar,
+  return fmt::format(" {}  {}  {} of {}  {} documents", progress.stage, progress_bar(share, kBarCells),
                      format_bytes(static_cast<double>(progress.bytes_done)),
                      format_bytes(static_cast<double>(progress.bytes)), format_grouped(progress.documents_done));
 }
@@ -59,11 +54,8 @@ class PrepareCommand : public Command {
     std::filesystem::path folder = !out_.empty() ? out_ : config.data.path;
     if (folder.empty()) folder = std::filesystem::path("data") / config.run.name;
     TerminalLine line;
-    double shown_s = 0;
     const PrepareResult result = prepare(config.data, folder, [&](const PrepareProgress& progress) {
-      if (!line.on_terminal() || now_seconds() - shown_s < kRefreshSeconds) return;
-      shown_s = now_seconds();
-      line.show(progress_line(progress));
+      if (line.on_terminal()) line.show(progress_line(progress));
     });
     line.clear();
     if (json_) {

@@ -5,6 +5,7 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/activation_simd.h"
 #include "dovetail/ops/composed.h"
+#include "dovetail/ops/cuda_kernels.h"
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/ops/functions.h"
 
@@ -26,7 +27,8 @@ class ActivationFunction : public torch::autograd::Function<ActivationFunction> 
     auto sizes = x.sizes().vec();
     if (static_cast<Activation>(activation) == Activation::kSwiGlu) sizes.back() /= 2;
     const at::Tensor y = at::empty(sizes, x.options());
-    activation_forward(problem(static_cast<Activation>(activation), x), y.mutable_data_ptr());
+    const auto kernel = x.is_cuda() ? cuda_kernels()->activation_forward : &activation_forward;
+    kernel(problem(static_cast<Activation>(activation), x), y.mutable_data_ptr());
     context->save_for_backward({x});
     context->saved_data["activation"] = activation;
     return y;
@@ -38,7 +40,8 @@ class ActivationFunction : public torch::autograd::Function<ActivationFunction> 
     const at::Tensor x = context->get_saved_variables()[0], dy = gradients[0].contiguous();
     const at::Tensor dx = at::empty(x.sizes(), x.options());
     const auto activation = static_cast<Activation>(context->saved_data["activation"].toInt());
-    activation_backward(problem(activation, x), dy.const_data_ptr(), dx.mutable_data_ptr());
+    const auto kernel = x.is_cuda() ? cuda_kernels()->activation_backward : &activation_backward;
+    kernel(problem(activation, x), dy.const_data_ptr(), dx.mutable_data_ptr());
     return {dx, at::Tensor()};
   }
 };

@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "dovetail/base/error.h"
+#include "dovetail/ops/cuda_kernels.h"
 #include "dovetail/ops/simd_targets.h"
 
 namespace dovetail {
@@ -94,8 +95,9 @@ bool kernel_enabled(Kernel kernel) {
 
 bool use_kernel(Kernel kernel, const at::Tensor& x) {
   simd_level();  // DOVETAIL_SIMD takes effect before the first kernel runs
-  return x.device().is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16) &&
-         kernel_enabled(kernel);
+  if (!kernel_enabled(kernel) || (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16)) return false;
+  if (x.is_cuda()) return (kernel == Kernel::kNorm || kernel == Kernel::kActivation) && cuda_kernels() != nullptr;
+  return x.is_cpu();
 }
 
 Storage storage_of(const at::Tensor& x) {

@@ -24,7 +24,7 @@ SimdLevel simd_level();
 /// Switch between calls of ops, never during one. Throws UserError when unavailable.
 void set_simd_level(SimdLevel level);
 
-/// Our CPU kernels that can be switched off one by one, which sends their work to ATen: a benchmark's way to show what
+/// Our kernels that can be switched off one by one, which sends their work to ATen: a benchmark's way to show what
 /// each is worth.
 enum class Kernel { kGemm, kAttention, kNorm, kActivation, kCrossEntropy, kEmbedding, kAdamW };
 
@@ -34,7 +34,8 @@ enum class Kernel { kGemm, kAttention, kNorm, kActivation, kCrossEntropy, kEmbed
 void set_disabled_kernels(std::string_view names);
 bool kernel_enabled(Kernel kernel);
 
-/// Whether `x` goes to our kernel: on CPU, float32 or bfloat16, and the kernel enabled.
+/// Whether `x` goes to our kernel: float32 or bfloat16, the kernel enabled, and on a CPU, or on a GPU if it is one of
+/// `CudaKernels`.
 bool use_kernel(Kernel kernel, const at::Tensor& x);
 
 /// float32 or bfloat16, as `use_kernel` has ensured.

@@ -6,6 +6,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/composed.h"
+#include "dovetail/ops/cuda_kernels.h"
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/norm_simd.h"
@@ -54,7 +55,8 @@ class NormFunction : public torch::autograd::Function<NormFunction> {
     const auto statistics = x.options().dtype(at::kFloat);
     const at::Tensor rstd = at::empty({x.numel() / x.size(-1)}, statistics);
     const at::Tensor mean = centered ? at::empty_like(rstd) : at::Tensor();
-    norm_forward(problem(x, float_contiguous(weight), float_contiguous(bias), mean, rstd, eps), y.mutable_data_ptr());
+    const auto kernel = x.is_cuda() ? cuda_kernels()->norm_forward : &norm_forward;
+    kernel(problem(x, float_contiguous(weight), float_contiguous(bias), mean, rstd, eps), y.mutable_data_ptr());
     context->save_for_backward({x, weight, bias, mean, rstd});
     return y;
   }
@@ -68,8 +70,9 @@ class NormFunction : public torch::autograd::Function<NormFunction> {
     const at::Tensor wide_weight = float_contiguous(weight);
     const at::Tensor dweight = at::empty(weight.sizes(), wide_weight.options());
     const at::Tensor dbias = bias.defined() ? at::empty(bias.sizes(), wide_weight.options()) : at::Tensor();
-    norm_backward(problem(x, wide_weight, {}, mean, rstd, 0.0), dy.const_data_ptr(), dx.mutable_data_ptr(),
-                  dweight.mutable_data_ptr<float>(), dbias.defined() ? dbias.mutable_data_ptr<float>() : nullptr);
+    const auto kernel = x.is_cuda() ? cuda_kernels()->norm_backward : &norm_backward;
+    kernel(problem(x, wide_weight, {}, mean, rstd, 0.0), dy.const_data_ptr(), dx.mutable_data_ptr(),
+           dweight.mutable_data_ptr<float>(), dbias.defined() ? dbias.mutable_data_ptr<float>() : nullptr);
     return {dx, dweight.to(weight.scalar_type()), dbias.defined() ? dbias.to(bias.scalar_type()) : dbias, at::Tensor(),
             at::Tensor()};
   }

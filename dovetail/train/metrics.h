@@ -31,7 +31,7 @@ struct StepTimings {
   double evaluation_ms = 0, checkpoint_ms = 0;  ///< written where not 0
   double tokens_per_s = 0;                      ///< all ranks
   double utilization = 0;                       ///< model FLOP/s over the measured peak, 0 to 1; written where not 0
-  uint64_t memory_bytes = 0;                    ///< resident
+  uint64_t memory_bytes = 0;                    ///< resident; on a GPU those given out by its allocator
 };
 
 /// Keys as in docs/training.md; numbers that are not finite become null. Reading a line back gives the same bits.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
 #include <optional>
@@ -24,6 +25,7 @@ inline constexpr double kMinBFloat16Gain = 1.25;
 
 /// Decides on rank 0, for all ranks. `kept` is what a resumed run computed in so far: "auto" keeps it, and asking for
 /// another is a UserError.
-Precision resolve_precision(const std::string& recipe, const std::optional<std::string>& kept, Group& group);
+Precision resolve_precision(const std::string& recipe, const std::optional<std::string>& kept, c10::Device device,
+                            Group& group);
 
 }  // namespace dovetail

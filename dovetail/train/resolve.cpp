@@ -1,6 +1,5 @@
 #include "dovetail/train/resolve.h"
 
-#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
@@ -11,6 +10,7 @@
 #include <filesystem>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/gpu.h"
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
@@ -39,11 +39,13 @@ int ranks_on_this_machine(const Group& group) {
   return value;
 }
 
-at::Device resolve_device(const std::string& device) {
+at::Device resolve_device(const std::string& device, const Group& group) {
   if (device == "cpu") return at::kCPU;
-  if (at::globalContext().hasCUDA()) return {at::kCUDA, 0};
+  if (device == "auto" && group.size() > 1) return at::kCPU;  // Gloo is the one way between ranks
+  const std::string reason = load_gpu();
+  if (reason.empty()) return {at::kCUDA, 0};
   if (device == "cuda") {
-    throw UserError("run.device = \"cuda\", but this build or this machine has no CUDA",
+    throw UserError("run.device = \"cuda\", but " + reason,
                     "use run.device = \"cpu\" or \"auto\"; `dovetail doctor` says what is missing");
   }
   return at::kCPU;
@@ -123,10 +125,10 @@ ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOption
   ResolvedRun run;
   run.config = config;
   run.config.run.folder = config.folder().string();
-  run.device = resolve_device(config.run.device);
+  run.device = resolve_device(config.run.device, group);
   run.local_ranks = ranks_on_this_machine(group);
   const Machine here = machine();
-  run.available_bytes = here.available_bytes;
+  run.available_bytes = run.device.is_cuda() ? gpu_memory().free_bytes : here.available_bytes;
   run.threads =
       config.run.threads > 0 ? static_cast<int>(config.run.threads) : std::max(1, here.cores / run.local_ranks);
   at::set_num_threads(run.threads);
@@ -145,7 +147,7 @@ ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOption
 }
 
 void resolve_precision_and_size(ResolvedRun& run, Group& group, const std::optional<std::string>& kept_precision) {
-  run.precision = resolve_precision(run.config.precision.recipe, kept_precision, group);
+  run.precision = resolve_precision(run.config.precision.recipe, kept_precision, run.device, group);
   run.size = model_size(run.config.model);
   run.memory = memory_estimate(run.config.model, {.micro_batch = run.micro_batch,
                                                   .accumulate = run.micro_batch < largest_share(run.config, group),

@@ -11,6 +11,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/base/gpu.h"
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/io/checkpoint.h"
@@ -40,10 +41,22 @@ std::vector<std::string> command_line() {
   return words;
 }
 
-uint64_t memory_above(uint64_t baseline_bytes) {
-  const uint64_t peak_bytes = peak_resident_bytes();
-  return peak_bytes > baseline_bytes ? peak_bytes - baseline_bytes : 0;
-}
+/// The most memory that training has held at a time: on a CPU resident bytes above what the process had before, on a
+/// GPU what its allocator gave out.
+class PeakMemory {
+ public:
+  explicit PeakMemory(at::Device device) : on_gpu_(device.is_cuda()), baseline_bytes_(on_gpu_ ? 0 : resident_bytes()) {
+    on_gpu_ ? reset_gpu_peak() : reset_peak_resident();
+  }
+  uint64_t bytes() const {
+    const uint64_t peak_bytes = on_gpu_ ? gpu_memory().peak_bytes : peak_resident_bytes();
+    return peak_bytes > baseline_bytes_ ? peak_bytes - baseline_bytes_ : 0;
+  }
+
+ private:
+  bool on_gpu_;
+  uint64_t baseline_bytes_;
+};
 
 /// machine.json (docs/training.md).
 nlohmann::ordered_json machine_record(const ResolvedRun& run, const RunState& state, int ranks,
@@ -159,14 +172,13 @@ TrainResult train(const RunConfig& config, std::shared_ptr<Group> group, const T
   if (speaks && !start.state.resumed_from.empty())
     log_info("resuming {} at step {}", run.config.run.folder, start.state.step);
 
-  const uint64_t baseline_bytes = resident_bytes();
-  reset_peak_resident();
+  const PeakMemory peak(run.device);
   RunFolder* folder = start.folder.get();
   Training training(run, group, folder, options.quiet, start.state, start.tensors);
   start.tensors.clear();
   const auto write_machine = [&](bool finished) {
     folder->write_json("machine.json", machine_record(run, training.state(), group->size(), training.data_summary(),
-                                                      memory_above(baseline_bytes), finished));
+                                                      peak.bytes(), finished));
   };
   on_rank_zero(*group, "writing the run's config", [&] {
     folder->write_config(run.config);

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "dovetail/base/gpu.h"
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
@@ -97,7 +98,7 @@ bool Training::train_step(StepTimings& timings) {
              .data_ms = 1e3 * data_s,
              .communication_ms = 1e3 * step_->gradients().exposed_s(),
              .tokens_per_s = static_cast<double>(outcome.tokens) / step_s,
-             .memory_bytes = resident_bytes()};
+             .memory_bytes = run_.device.is_cuda() ? gpu_memory().allocated_bytes : resident_bytes()};
   const double peak_flops = run_.precision.peak_flops * group_->size();
   if (peak_flops > 0) timings.utilization = timings.tokens_per_s * run_.size.flops_per_token / peak_flops;
   return outcome.stop;

@@ -144,8 +144,8 @@ TEST(ResidentMemory, ThePeakStaysUntilItIsReset) {
 }
 
 TEST(Rates, ArePositiveAndFinite) {
-  for (const double rate : {measure_copy_bandwidth(0.01), measure_gemm_rate(GemmType::kFloat32, 0.01),
-                            measure_gemm_rate(GemmType::kBFloat16, 0.01)}) {
+  for (const double rate : {measure_copy_bandwidth(0.01), measure_gemm_rate(GemmType::kFloat32, at::kCPU, 0.01),
+                            measure_gemm_rate(GemmType::kBFloat16, at::kCPU, 0.01)}) {
     EXPECT_TRUE(std::isfinite(rate));
     EXPECT_GT(rate, 1e6);
   }

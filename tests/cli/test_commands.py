@@ -68,7 +68,7 @@ def test_doctor_measures_and_lists_problems(tmp_path):
     for rate in ["copy_bytes_per_s", "gemm_fp32_flops", "gemm_bf16_flops"]:
         assert report[rate] > 0
     assert all(problem["help"] for problem in report["problems"])
-    assert set(report["gpu"]) == {"devices", "driver", "cuda_build", "nccl"}
+    assert set(report["gpu"]) == {"devices", "driver", "usable", "kernels", "nccl"}
 
 
 @pytest.mark.parametrize(("shell", "check"), [("bash", "-n"), ("zsh", "-n"), ("fish", "--no-execute")])

@@ -40,7 +40,7 @@ std::string error_of(const std::function<void()>& action) {
 class Huggingface : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    folder_ = new testing::TemporaryFolder;
+    folder_ = new test::TemporaryFolder;
     status_ = testing::run_oracle("huggingface_oracle.py", "make '" + folder_->path().string() + "'");
   }
   static void TearDownTestSuite() { delete folder_; }
@@ -52,10 +52,10 @@ class Huggingface : public ::testing::Test {
 
   static fs::path made(const std::string& name) { return folder_->path() / name; }
 
-  static testing::TemporaryFolder* folder_;
+  static test::TemporaryFolder* folder_;
   static int status_;
 };
-testing::TemporaryFolder* Huggingface::folder_ = nullptr;
+test::TemporaryFolder* Huggingface::folder_ = nullptr;
 int Huggingface::status_ = 0;
 
 TEST_F(Huggingface, ImportedModelsHaveTheLogitsOfTransformers) {
@@ -67,7 +67,7 @@ TEST_F(Huggingface, ImportedModelsHaveTheLogitsOfTransformers) {
 }
 
 TEST_F(Huggingface, ExportedModelsHaveTheirLogitsInTransformers) {
-  const testing::TemporaryFolder out;
+  const test::TemporaryFolder out;
   const auto export_model = [&](GPT& model, const std::string& name, const std::string& tokenizer_content) {
     const auto folder = out.path() / name;
     export_huggingface(model, tokenizer_content.empty() ? "bytes" : "bpe", tokenizer_content, folder);
@@ -90,7 +90,7 @@ TEST_F(Huggingface, ExportedModelsHaveTheirLogitsInTransformers) {
 }
 
 TEST_F(Huggingface, TheRoundTripKeepsEveryBit) {
-  const testing::TemporaryFolder out;
+  const test::TemporaryFolder out;
   for (const auto& config : {testing::llama_variant(), testing::gpt2_variant()}) {
     const auto model = testing::make_model(config);
     export_huggingface(*model, "bytes", "", out.path());
@@ -105,7 +105,7 @@ TEST_F(Huggingface, TheRoundTripKeepsEveryBit) {
 }
 
 TEST_F(Huggingface, ABFloat16ModelIsWrittenExactlyAsFloat32) {
-  const testing::TemporaryFolder out;
+  const test::TemporaryFolder out;
   const auto model = testing::make_model(testing::llama_variant(), 1, at::kBFloat16);
   export_huggingface(*model, "bytes", "", out.path());
   const SafetensorsFile file(out.path() / "model.safetensors");
@@ -114,8 +114,7 @@ TEST_F(Huggingface, ABFloat16ModelIsWrittenExactlyAsFloat32) {
 }
 
 /// A copy of a made model to break.
-fs::path broken(const fs::path& source, const testing::TemporaryFolder& scratch,
-                const std::function<void(Json&)>& edit) {
+fs::path broken(const fs::path& source, const test::TemporaryFolder& scratch, const std::function<void(Json&)>& edit) {
   const auto folder = scratch.path() / "broken";
   fs::remove_all(folder);
   fs::copy(source, folder);
@@ -149,7 +148,7 @@ TEST_F(Huggingface, ImportNamesWhatIsNotSupported) {
       {"llama_untied", "self_attn.k_proj", [](Json& c) { c["num_key_value_heads"] = 3; }},
       {"llama_tied", "lm_head.weight is missing", [](Json& c) { c["tie_word_embeddings"] = false; }},
   };
-  const testing::TemporaryFolder scratch;
+  const test::TemporaryFolder scratch;
   for (const auto& item : cases) {
     const auto folder = broken(made(item.model), scratch, item.edit);
     EXPECT_THAT(error_of([&] { import_huggingface(folder); }), HasSubstr(item.message));
@@ -157,7 +156,7 @@ TEST_F(Huggingface, ImportNamesWhatIsNotSupported) {
 }
 
 TEST_F(Huggingface, ImportRefusesFoldersThatAreNotModels) {
-  const testing::TemporaryFolder scratch;
+  const test::TemporaryFolder scratch;
   EXPECT_THROW(import_huggingface(scratch.path() / "absent"), UserError);
   write_file_atomically(scratch.path() / "config.json", "{");
   EXPECT_THAT(error_of([&] { import_huggingface(scratch.path()); }), HasSubstr("config.json is not valid JSON"));
@@ -174,7 +173,7 @@ TEST_F(Huggingface, ImportRefusesFoldersThatAreNotModels) {
 }
 
 TEST(HuggingfaceExport, NamesTheKeyThatNeitherArchitectureHas) {
-  const testing::TemporaryFolder out;
+  const test::TemporaryFolder out;
   const auto message = [&](const std::function<void(ModelConfig&)>& edit, ModelConfig config) {
     edit(config);
     const auto model = testing::make_model(config);

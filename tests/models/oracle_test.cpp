@@ -13,7 +13,7 @@ namespace {
 class Oracle : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    folder_ = new testing::TemporaryFolder;
+    folder_ = new test::TemporaryFolder;
     for (const auto& variant : testing::variants()) {
       const auto model = testing::make_model(variant.config, 1, at::kDouble);
       auto config = model->config();
@@ -63,10 +63,10 @@ class Oracle : public ::testing::Test {
     }
   }
 
-  static testing::TemporaryFolder* folder_;
+  static test::TemporaryFolder* folder_;
   static int status_;
 };
-testing::TemporaryFolder* Oracle::folder_ = nullptr;
+test::TemporaryFolder* Oracle::folder_ = nullptr;
 int Oracle::status_ = 0;
 
 TEST_F(Oracle, AgreesInFloat64) { expect_close(at::kDouble, 1e-11); }

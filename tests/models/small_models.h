@@ -1,6 +1,5 @@
 #pragma once
 
-#include <ATen/Parallel.h>
 #include <torch/torch.h>
 
 #include <cstdlib>
@@ -10,6 +9,8 @@
 #include <vector>
 
 #include "dovetail/models/gpt.h"
+#include "tests/base/temporary_folder.h"
+#include "tests/ops/testing.h"
 
 /// Models small enough for tests, in every variant of the config; sizes are odd on purpose.
 namespace dovetail::testing {
@@ -112,33 +113,6 @@ inline at::Tensor random_tokens(int64_t batch, int64_t tokens, int64_t vocab, ui
 inline double largest_difference(const at::Tensor& a, const at::Tensor& b) {
   return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
 }
-
-/// The number of threads while it lives. Of thousands of tiny operations each would wait for its slowest thread.
-class Threads {
- public:
-  explicit Threads(int count) : before_(at::get_num_threads()) { at::set_num_threads(count); }
-  ~Threads() { at::set_num_threads(before_); }
-  Threads(const Threads&) = delete;
-
- private:
-  int before_;
-};
-
-/// An empty folder that is gone at the end.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "dovetail-test-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    path_ = name;
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 /// Exit status of a script beside this file under the environment's Python, or -1 where DOVETAIL_PYTHON is not set.
 inline int run_oracle(const std::string& script, const std::string& arguments) {

@@ -38,7 +38,9 @@ TEST(StepMetrics, ReadBackWithTheSameBits) {
     EXPECT_EQ(m.grad_norm, back.grad_norm);
     EXPECT_EQ(m.tokens, back.tokens);
     ASSERT_EQ(m.validation.has_value(), back.validation.has_value());
-    if (m.validation) EXPECT_EQ(m.validation->loss, back.validation->loss);
+    if (m.validation) {
+      EXPECT_EQ(m.validation->loss, back.validation->loss);
+    }
   }
 }
 

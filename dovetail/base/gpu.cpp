@@ -1,0 +1,57 @@
+#include "dovetail/base/gpu.h"
+
+#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <filesystem>
+
+namespace dovetail {
+namespace {
+
+constexpr const char* kTorchCuda = "libtorch_cuda.so";
+
+}  // namespace
+
+int count_gpu_device_files() {
+  int count = 0;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev", ignored)) {
+    const std::string name = entry.path().filename().string();
+    count +=
+        name.starts_with("nvidia") && name.size() > 6 && name.find_first_not_of("0123456789", 6) == std::string::npos;
+  }
+  return count;
+}
+
+std::string load_gpu() {
+  static const std::string reason = [] {
+    if (count_gpu_device_files() == 0) return std::string("this machine has no NVIDIA GPU (no file /dev/nvidia0)");
+    // Found through this library's own search path, which holds torch's folder.
+    if (dlopen(kTorchCuda, RTLD_NOW | RTLD_GLOBAL) == nullptr)
+      return fmt::format("{} does not load: {}", kTorchCuda, dlerror());
+    return at::globalContext().hasCUDA() ? std::string()
+                                         : std::string(
+                                               "torch's CUDA library finds no GPU that it can use: is the "
+                                               "driver older than it needs, or CUDA_VISIBLE_DEVICES empty?");
+  }();
+  return reason;
+}
+
+GpuMemory gpu_memory() {
+  const c10::DeviceIndex device = at::accelerator::getDeviceIndex();
+  const auto stats = at::accelerator::getDeviceStats(device);
+  const auto [free_bytes, total_bytes] = at::accelerator::getMemoryInfo(device);
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return {.free_bytes = free_bytes,
+          .total_bytes = total_bytes,
+          .allocated_bytes = static_cast<uint64_t>(stats.allocated_bytes[kAll].current),
+          .peak_bytes = static_cast<uint64_t>(stats.allocated_bytes[kAll].peak)};
+}
+
+void reset_gpu_peak() { at::accelerator::resetPeakStats(at::accelerator::getDeviceIndex()); }
+
+void synchronize_gpu() { at::accelerator::synchronizeDevice(at::accelerator::getDeviceIndex()); }
+
+}  // namespace dovetail

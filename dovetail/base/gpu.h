@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace dovetail {
+
+/// Device files of NVIDIA's driver, one a GPU.
+int count_gpu_device_files();
+
+/// Makes torch's CUDA library part of this process where there is a GPU: runs on CPUs alone need not pay the second
+/// and the gigabytes of address space that it costs. Returns an empty text if a GPU can be used, else the reason.
+/// Call before any other use of torch's CUDA interface: torch looks for its CUDA library only once.
+std::string load_gpu();
+
+/// Memory of the GPU in use, after `load_gpu` returned an empty text. The peak is that of the caching allocator's
+/// allocated bytes since the last reset.
+struct GpuMemory {
+  uint64_t free_bytes = 0, total_bytes = 0, allocated_bytes = 0, peak_bytes = 0;
+};
+GpuMemory gpu_memory();
+void reset_gpu_peak();
+/// Waits until the GPU has done all that was asked of it.
+void synchronize_gpu();
+
+}  // namespace dovetail

@@ -1,0 +1,48 @@
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "dovetail/ops/cuda/launch.h"
+#include "dovetail/ops/cuda_kernels.h"
+
+// The library that a GPU needs: our launchers on torch's current stream, their errors as torch's exceptions.
+
+namespace dovetail {
+namespace {
+
+cudaStream_t stream() { return c10::cuda::getCurrentCUDAStream().stream(); }
+
+void norm_forward_on_stream(const NormProblem& problem, void* y) {
+  cuda::norm_forward(problem, y, stream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+void norm_backward_on_stream(const NormProblem& problem, const void* dy, void* dx, float* dweight, float* dbias) {
+  const at::Tensor partial =
+      at::empty({2 * cuda::norm_parts(problem.rows), problem.width}, at::TensorOptions(at::kFloat).device(at::kCUDA));
+  cuda::norm_input_gradient(problem, dy, dx, stream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  cuda::norm_weight_gradient(problem, dy, partial.mutable_data_ptr<float>(), dweight, dbias, stream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+void activation_forward_on_stream(const ActivationProblem& problem, void* y) {
+  cuda::activation_forward(problem, y, stream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+void activation_backward_on_stream(const ActivationProblem& problem, const void* dy, void* dx) {
+  cuda::activation_backward(problem, dy, dx, stream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+}  // namespace
+}  // namespace dovetail
+
+extern "C" const dovetail::CudaKernels* dovetail_cuda_kernels() {
+  static const dovetail::CudaKernels kernels = {.norm_forward = dovetail::norm_forward_on_stream,
+                                                .norm_backward = dovetail::norm_backward_on_stream,
+                                                .activation_forward = dovetail::activation_forward_on_stream,
+                                                .activation_backward = dovetail::activation_backward_on_stream};
+  return &kernels;
+}

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "dovetail/ops/activation_simd.h"
+#include "dovetail/ops/norm_simd.h"
+
+/// Launchers of the kernels, which see neither ATen nor torch's streams: a .cu file with ATen takes 39 s to compile.
+namespace dovetail::cuda {
+
+void norm_forward(const NormProblem& problem, void* y, cudaStream_t stream);
+void norm_input_gradient(const NormProblem& problem, const void* dy, void* dx, cudaStream_t stream);
+
+/// Parts in which the rows are summed: of their number alone, so that sums do not depend on the GPU.
+int64_t norm_parts(int64_t rows);
+/// `partial` holds 2 * parts * width floats.
+void norm_weight_gradient(const NormProblem& problem, const void* dy, float* partial, float* dweight, float* dbias,
+                          cudaStream_t stream);
+
+void activation_forward(const ActivationProblem& problem, void* y, cudaStream_t stream);
+void activation_backward(const ActivationProblem& problem, const void* dy, void* dx, cudaStream_t stream);
+
+}  // namespace dovetail::cuda

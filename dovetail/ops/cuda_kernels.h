@@ -1,0 +1,25 @@
+#pragma once
+
+#include "dovetail/ops/activation_simd.h"
+#include "dovetail/ops/norm_simd.h"
+
+namespace dovetail {
+
+/// Our kernels for CUDA tensors. Problems are those of the CPU kernels with pointers to the current GPU's memory;
+/// work is queued on torch's current stream. They live in a library of their own, built where nvcc is found.
+struct CudaKernels {
+  void (*norm_forward)(const NormProblem& problem, void* y);
+  void (*norm_backward)(const NormProblem& problem, const void* dy, void* dx, float* dweight, float* dbias);
+  void (*activation_forward)(const ActivationProblem& problem, void* y);
+  void (*activation_backward)(const ActivationProblem& problem, const void* dy, void* dx);
+};
+
+/// Null in a build without nvcc, whose operations on a GPU are composed of ATen's; `dovetail doctor` says which it is.
+/// Opens the library at the first call, which needs a GPU in use.
+const CudaKernels* cuda_kernels();
+
+/// The library beside ours and its one function, `const CudaKernels* dovetail_cuda_kernels()`.
+inline constexpr const char* kCudaLibrary = "libdovetail_cuda.so";
+inline constexpr const char* kCudaEntry = "dovetail_cuda_kernels";
+
+}  // namespace dovetail

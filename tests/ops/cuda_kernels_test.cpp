@@ -1,0 +1,107 @@
+// ctest-labels: cuda
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "dovetail/base/gpu.h"
+#include "dovetail/ops/composed.h"
+#include "dovetail/ops/cuda_kernels.h"
+#include "dovetail/ops/functions.h"
+#include "tests/ops/testing.h"
+
+namespace dovetail {
+namespace {
+
+using Op = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
+
+class Cuda : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+    if (cuda_kernels() == nullptr) GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
+  }
+
+  /// Value and gradients of `op` on the GPU against `reference` in float64 on the CPU, relative to the largest element.
+  static void expect_close(const Op& op, const Op& reference, const std::vector<at::Tensor>& inputs,
+                           at::ScalarType dtype, double tolerance) {
+    std::vector<at::Tensor> wide, device;
+    for (const at::Tensor& input : inputs) {
+      // The reference starts from what the GPU sees: values rounded to `dtype`.
+      const at::Tensor rounded = input.to(dtype);
+      wide.push_back(rounded.to(at::kDouble).requires_grad_());
+      device.push_back(rounded.to(at::kCUDA).requires_grad_());
+    }
+    const at::Tensor expected = reference(wide), actual = op(device);
+    EXPECT_EQ(actual.scalar_type(), dtype);
+    expect_near(actual, expected, tolerance, "value");
+    const at::Tensor upstream = testing::normal(expected.sizes(), 99).to(dtype);
+    expected.backward(upstream.to(at::kDouble));
+    actual.backward(upstream.to(at::kCUDA));
+    for (size_t i = 0; i < wide.size(); ++i)
+      expect_near(device[i].grad(), wide[i].grad(), tolerance, "gradient " + std::to_string(i));
+  }
+
+  static void expect_near(const at::Tensor& actual, const at::Tensor& expected, double tolerance,
+                          const std::string& what) {
+    const double scale = expected.abs().max().item<double>();
+    const double error = (actual.detach().cpu().to(at::kDouble) - expected.detach()).abs().max().item<double>();
+    EXPECT_LE(error, tolerance * scale) << what;
+  }
+};
+
+struct Precision {
+  at::ScalarType dtype;
+  double tolerance;
+};
+constexpr Precision kPrecisions[] = {{at::kFloat, 5e-6}, {at::kBFloat16, 1e-2}};
+// Widths that 16 bytes divide and others, rows of one part and of several.
+const std::vector<std::vector<int64_t>> kShapes = {{1, 1}, {3, 33}, {2, 5, 768}, {700, 96}, {5, 8192}};
+
+TEST_F(Cuda, NormsAreThoseOfTheReference) {
+  for (const auto& [dtype, tolerance] : kPrecisions) {
+    for (const auto& shape : kShapes) {
+      SCOPED_TRACE(c10::toString(dtype) + std::string(" width ") + std::to_string(shape.back()));
+      const at::Tensor x = testing::normal(shape, 1), weight = testing::normal({shape.back()}, 2),
+                       bias = testing::normal({shape.back()}, 3);
+      expect_close([](const auto& t) { return dovetail::rms_norm(t[0], t[1], 1e-5); },
+                   [](const auto& t) { return composed::rms_norm(t[0], t[1], 1e-5); }, {x, weight}, dtype, tolerance);
+      if (shape.back() == 1) continue;  // nothing varies in a row of one
+      expect_close([](const auto& t) { return dovetail::layer_norm(t[0], t[1], t[2], 1e-5); },
+                   [](const auto& t) { return composed::layer_norm(t[0], t[1], t[2], 1e-5); }, {x, weight, bias}, dtype,
+                   tolerance);
+    }
+  }
+}
+
+TEST_F(Cuda, ActivationsAreThoseOfTheReference) {
+  for (const auto& [dtype, tolerance] : kPrecisions) {
+    for (auto shape : kShapes) {
+      SCOPED_TRACE(c10::toString(dtype) + std::string(" width ") + std::to_string(shape.back()));
+      const at::Tensor x = 3 * testing::normal(shape, 4);
+      expect_close([](const auto& t) { return dovetail::gelu(t[0]); },
+                   [](const auto& t) { return composed::gelu(t[0]); }, {x}, dtype, tolerance);
+      expect_close([](const auto& t) { return dovetail::squared_relu(t[0]); },
+                   [](const auto& t) { return composed::squared_relu(t[0]); }, {x}, dtype, tolerance);
+      shape.back() *= 2;
+      expect_close([](const auto& t) { return dovetail::swiglu(t[0]); },
+                   [](const auto& t) { return composed::swiglu(t[0]); }, {3 * testing::normal(shape, 5)}, dtype,
+                   tolerance);
+    }
+  }
+}
+
+TEST_F(Cuda, WeightGradientsHaveTheSameBitsTwice) {
+  const at::Tensor x = testing::normal({3000, 200}, 6).to(at::kFloat).to(at::kCUDA);
+  const auto gradient = [&] {
+    const at::Tensor weight = at::ones({200}, x.options()).requires_grad_();
+    dovetail::rms_norm(x, weight, 1e-5).square().sum().backward();
+    return weight.grad();
+  };
+  EXPECT_TRUE(gradient().equal(gradient()));
+}
+
+}  // namespace
+}  // namespace dovetail

@@ -1,0 +1,37 @@
+// ctest-labels: cuda
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dovetail/base/gpu.h"
+#include "dovetail/train/trainer.h"
+#include "tests/train/tiny_run.h"
+
+namespace dovetail {
+namespace {
+
+TEST(Cuda, TrainsToTheLossOfTheCpu) {
+  if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+  const test::TinyRun run;
+  for (const char* const norm : {"rmsnorm", "layernorm"}) {
+    for (const char* const activation : {"gelu", "swiglu", "relu2"}) {
+      const auto losses_on = [&](const std::string& device) {
+        const std::string name = fmt::format("{}-{}-{}", norm, activation, device);
+        RunConfig config = run.config(name);
+        config.run.device = device;
+        config.model.norm = norm;
+        config.model.activation = activation;
+        train(config, world_from_environment(), {.quiet = true});
+        std::vector<double> losses;
+        for (const auto& line : run.metrics(name)) losses.push_back(line["loss"]);
+        return losses;
+      };
+      const std::vector<double> expected = losses_on("cpu");
+      EXPECT_EQ(expected.size(), 12u);
+      EXPECT_THAT(losses_on("cuda"), ::testing::Pointwise(::testing::DoubleNear(1e-4), expected));
+    }
+  }
+  EXPECT_GT(gpu_memory().peak_bytes, 0u);
+}
+
+}  // namespace
+}  // namespace dovetail
