@@ -1,4 +1,4 @@
-"""An exported model scores a multiple-choice task in EleutherAI's lm-evaluation-harness as `dovetail eval` scores it."""
+"""An exported model scores in EleutherAI's lm-evaluation-harness what `dovetail eval` scores: a multiple-choice task."""
 # ctest-labels: package
 
 import json
@@ -66,8 +66,8 @@ def workspace(tmp_path_factory):
 def test_the_harness_counts_the_same_answers(harness, workspace, shots):
     (ours,) = dovetail_json("eval", "run", "--task", "task.jsonl", "--shots", shots, folder=workspace)["tasks"]
     words = [
-        "--model", "hf", "--model_args", "pretrained=hf,dtype=float32", "--tasks", "dovetail_task", "--include_path", ".",
-        "--num_fewshot", shots, "--device", "cpu", "--batch_size", 1, "--output_path", f"scores{shots}.json",
+        "--model", "hf", "--model_args", "pretrained=hf,dtype=float32", "--include_path", ".",
+        "--tasks", "dovetail_task", "--num_fewshot", shots, "--device", "cpu", "--batch_size", 1, "--output_path", f"scores{shots}.json",
     ]  # fmt: skip
     subprocess.run(
         [harness, "-m", "lm_eval", *map(str, words)], cwd=workspace, check=True,
