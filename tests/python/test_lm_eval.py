@@ -1,4 +1,4 @@
-"""An exported model scores in EleutherAI's lm-evaluation-harness what `dovetail eval` scores: a multiple-choice task."""
+"""An exported model scores a multiple-choice task in EleutherAI's harness as `dovetail eval` scores it."""
 # ctest-labels: package
 
 import json
@@ -67,7 +67,8 @@ def test_the_harness_counts_the_same_answers(harness, workspace, shots):
     (ours,) = dovetail_json("eval", "run", "--task", "task.jsonl", "--shots", shots, folder=workspace)["tasks"]
     words = [
         "--model", "hf", "--model_args", "pretrained=hf,dtype=float32", "--include_path", ".",
-        "--tasks", "dovetail_task", "--num_fewshot", shots, "--device", "cpu", "--batch_size", 1, "--output_path", f"scores{shots}.json",
+        "--tasks", "dovetail_task", "--num_fewshot", shots, "--device", "cpu", "--batch_size", 1,
+        "--output_path", f"scores{shots}.json",
     ]  # fmt: skip
     subprocess.run(
         [harness, "-m", "lm_eval", *map(str, words)], cwd=workspace, check=True,
