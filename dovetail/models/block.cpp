@@ -89,23 +89,21 @@ Attention::Attention(const ModelConfig& config, const std::string& name, c10::De
 at::Tensor Attention::forward(const at::Tensor& x_btc, CacheSlot* slot) {
   const auto batch = x_btc.size(0), tokens = x_btc.size(1);
   const AttentionOptions options{.rotary_dim = rotary_dim_, .theta = theta_};
-  // One split rather than three narrows: its backward is one concatenation.
-  const auto parts =
-      qkv_->forward(x_btc).split_with_sizes({heads_ * head_dim_, kv_heads_ * head_dim_, kv_heads_ * head_dim_}, -1);
-  auto q = parts[0].view({batch, tokens, heads_, head_dim_});
-  auto k = parts[1].view({batch, tokens, kv_heads_, head_dim_});
-  auto v = parts[2].view({batch, tokens, kv_heads_, head_dim_});
+  const at::Tensor qkv = qkv_->forward(x_btc);
   at::Tensor mixed;
   if (slot == nullptr) {
-    mixed = dovetail::attention(q, k, v, options);
+    mixed = dovetail::attention(qkv, heads_, kv_heads_, options);
   } else {
+    const auto parts =
+        qkv.view({batch, tokens, heads_ + 2 * kv_heads_, head_dim_}).split_with_sizes({heads_, kv_heads_, kv_heads_}, 2);
+    auto q = parts[0], k = parts[1];
     if (rotary_dim_ > 0) {
       q = rotate(q, slot->length, options);
       k = rotate(k, slot->length, options);
     }
     const auto end = slot->length + tokens;
     slot->keys.narrow(1, slot->length, tokens).copy_(k);
-    slot->values.narrow(1, slot->length, tokens).copy_(v);
+    slot->values.narrow(1, slot->length, tokens).copy_(parts[2]);
     mixed = dovetail::attention(q, slot->keys.narrow(1, 0, end), slot->values.narrow(1, 0, end));
   }
   return out_->forward(mixed.reshape({batch, tokens, heads_ * head_dim_}));

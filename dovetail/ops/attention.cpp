@@ -4,6 +4,7 @@
 #include <cmath>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "dovetail/base/error.h"
@@ -91,20 +92,59 @@ AttentionShape shape_of(const at::Tensor& q, const at::Tensor& k, const RotaryTa
           .sine = table.sine.data()};
 }
 
+/// Queries, keys and values, or their gradients: (batch, length, heads, head size) each, last dimension contiguous.
+struct Heads {
+  at::Tensor q, k, v;
+};
+
+/// Views of what one product made: qkv (batch, length, (heads + 2 kv_heads) * head size), contiguous.
+Heads split_heads(const at::Tensor& qkv, int64_t heads, int64_t kv_heads) {
+  // One split rather than three narrows: its backward is one concatenation.
+  const auto parts = qkv.view({qkv.size(0), qkv.size(1), heads + 2 * kv_heads, -1})
+                         .split_with_sizes({heads, kv_heads, kv_heads}, /*dim=*/2);
+  return {parts[0], parts[1], parts[2]};
+}
+
+/// Returns the output and the log-sum-exp of each row of scores, which backward needs.
+std::pair<at::Tensor, at::Tensor> forward_heads(const Heads& x, AttentionOptions options) {
+  const auto table = rotary_table(x.k.size(1), options);
+  const at::Tensor out = at::empty(x.q.sizes(), x.q.options());
+  const at::Tensor logsumexp = at::empty({x.q.size(0), x.q.size(2), x.q.size(1)}, x.q.options().dtype(at::kFloat));
+  attention_forward(shape_of(x.q, x.k, *table), view(x.q), view(x.k), view(x.v), mutable_view(out),
+                    logsumexp.mutable_data_ptr<float>());
+  return {out, logsumexp};
+}
+
+void backward_heads(const Heads& x, const at::Tensor& out, const at::Tensor& logsumexp, const at::Tensor& gradient,
+                    const Heads& dx, AttentionOptions options) {
+  const auto table = rotary_table(x.k.size(1), options);
+  const at::Tensor dout = rows_contiguous(gradient);
+  attention_backward(shape_of(x.q, x.k, *table), view(x.q), view(x.k), view(x.v),
+                     {.out = view(out),
+                      .dout = view(dout),
+                      .logsumexp = logsumexp.const_data_ptr<float>(),
+                      .dq = mutable_view(dx.q),
+                      .dk = mutable_view(dx.k),
+                      .dv = mutable_view(dx.v)});
+}
+
+void save_options(torch::autograd::AutogradContext* context, AttentionOptions options) {
+  context->saved_data["rotary_dim"] = options.rotary_dim;
+  context->saved_data["theta"] = options.theta;
+}
+AttentionOptions saved_options(torch::autograd::AutogradContext* context) {
+  return {.rotary_dim = context->saved_data["rotary_dim"].toInt(), .theta = context->saved_data["theta"].toDouble()};
+}
+
 class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q_in, const at::Tensor& k_in,
-                            const at::Tensor& v_in, int64_t rotary_dim, double theta) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, AttentionOptions options) {
     const TraceSpan span("dovetail::attention");
-    const at::Tensor q = rows_contiguous(q_in), k = rows_contiguous(k_in), v = rows_contiguous(v_in);
-    const auto table = rotary_table(k.size(1), {.rotary_dim = rotary_dim, .theta = theta});
-    const at::Tensor out = at::empty(q.sizes(), q.options());
-    const at::Tensor logsumexp = at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kFloat));
-    attention_forward(shape_of(q, k, *table), view(q), view(k), view(v), mutable_view(out),
-                      logsumexp.mutable_data_ptr<float>());
-    context->save_for_backward({q, k, v, out, logsumexp});
-    context->saved_data["rotary_dim"] = rotary_dim;
-    context->saved_data["theta"] = theta;
+    const Heads x = {rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)};
+    const auto [out, logsumexp] = forward_heads(x, options);
+    context->save_for_backward({x.q, x.k, x.v, out, logsumexp});
+    save_options(context, options);
     return out;
   }
 
@@ -112,20 +152,38 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
                                                  torch::autograd::variable_list gradients) {
     const TraceSpan span("dovetail::attention");
     const auto saved = context->get_saved_variables();
-    const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2], &out = saved[3], &logsumexp = saved[4];
-    const auto table = rotary_table(k.size(1), {.rotary_dim = context->saved_data["rotary_dim"].toInt(),
-                                                .theta = context->saved_data["theta"].toDouble()});
-    const at::Tensor dout = rows_contiguous(gradients[0]);
-    const at::Tensor dq = at::empty(q.sizes(), q.options()), dk = at::empty(k.sizes(), k.options()),
-                     dv = at::empty(v.sizes(), v.options());
-    attention_backward(shape_of(q, k, *table), view(q), view(k), view(v),
-                       {.out = view(out),
-                        .dout = view(dout),
-                        .logsumexp = logsumexp.const_data_ptr<float>(),
-                        .dq = mutable_view(dq),
-                        .dk = mutable_view(dk),
-                        .dv = mutable_view(dv)});
-    return {dq, dk, dv, at::Tensor(), at::Tensor()};
+    const Heads x = {saved[0], saved[1], saved[2]};
+    const Heads dx = {at::empty(x.q.sizes(), x.q.options()), at::empty(x.k.sizes(), x.k.options()),
+                      at::empty(x.v.sizes(), x.v.options())};
+    backward_heads(x, saved[3], saved[4], gradients[0], dx, saved_options(context));
+    return {dx.q, dx.k, dx.v, at::Tensor()};
+  }
+};
+
+class JoinedAttentionFunction : public torch::autograd::Function<JoinedAttentionFunction> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& qkv_in, int64_t heads,
+                            int64_t kv_heads, AttentionOptions options) {
+    const TraceSpan span("dovetail::attention");
+    const at::Tensor qkv = qkv_in.contiguous();
+    const auto [out, logsumexp] = forward_heads(split_heads(qkv, heads, kv_heads), options);
+    context->save_for_backward({qkv, out, logsumexp});
+    context->saved_data["heads"] = heads;
+    context->saved_data["kv_heads"] = kv_heads;
+    save_options(context, options);
+    return out;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const TraceSpan span("dovetail::attention");
+    const auto saved = context->get_saved_variables();
+    const int64_t heads = context->saved_data["heads"].toInt(), kv_heads = context->saved_data["kv_heads"].toInt();
+    const at::Tensor& qkv = saved[0];
+    const at::Tensor dqkv = at::empty(qkv.sizes(), qkv.options());
+    backward_heads(split_heads(qkv, heads, kv_heads), saved[1], saved[2], gradients[0],
+                   split_heads(dqkv, heads, kv_heads), saved_options(context));
+    return {dqkv, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -135,9 +193,22 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   check_attention(q, k, v, options);
   if (q.is_meta()) return at::empty(q.sizes(), q.options());
   if (use_kernel(Kernel::kAttention, q) && q.numel() > 0)
-    return AttentionFunction::apply(q, k, v, options.rotary_dim, options.theta);
+    return AttentionFunction::apply(q, k, v, options);
   const TraceSpan span("dovetail::attention");
   return composed::attention(q, k, v, options);
+}
+
+at::Tensor attention(const at::Tensor& qkv, int64_t heads, int64_t kv_heads, AttentionOptions options) {
+  user_check(qkv.dim() == 3 && heads > 0 && kv_heads > 0 && heads % kv_heads == 0 &&
+                 qkv.size(2) > 0 && qkv.size(2) % (heads + 2 * kv_heads) == 0 && at::isFloatingType(qkv.scalar_type()),
+             "attention: qkv must be floating and (batch, length, (heads + 2 kv_heads) * head size), heads a multiple of "
+             "kv_heads; it is {} for {} heads and {} kv_heads",
+             describe(qkv), heads, kv_heads);
+  check_rotary(qkv.size(2) / (heads + 2 * kv_heads), options);
+  if (use_kernel(Kernel::kAttention, qkv) && qkv.numel() > 0)
+    return JoinedAttentionFunction::apply(qkv, heads, kv_heads, options);
+  const Heads x = split_heads(qkv.contiguous(), heads, kv_heads);
+  return attention(x.q, x.k, x.v, options);
 }
 
 at::Tensor rotate(const at::Tensor& x, int64_t position, AttentionOptions options) {

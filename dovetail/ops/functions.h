@@ -31,6 +31,9 @@ struct AttentionOptions {
   double theta = 10000.0;
 };
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionOptions options = {});
+/// The same on what one product made: qkv (B, T, (heads + 2 kv_heads) * D), queries, then keys, then values. Its
+/// gradient is written as one tensor; three would have to be joined first.
+at::Tensor attention(const at::Tensor& qkv, int64_t heads, int64_t kv_heads, AttentionOptions options = {});
 
 /// Rotary positions alone: x (B, T, H, D) whose first position is `position`; not differentiable (used in decoding).
 at::Tensor rotate(const at::Tensor& x, int64_t position, AttentionOptions options);

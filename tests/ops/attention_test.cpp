@@ -96,15 +96,26 @@ TEST(Attention, BFloat16MatchesFloat64OfTheSameValues) {
   });
 }
 
-TEST(Attention, TakesViewsOfOneProjection) {
-  // As a model calls it: q, k and v are slices of one tensor's last dimension.
+TEST(Attention, TakesOneProjectionWholeOrInViews) {
   const at::Tensor qkv = normal({2, 37, (4 + 2 + 2) * 16}, 5);
-  const Operation packed = [](const std::vector<at::Tensor>& x) {
+  const Operation views = [](const std::vector<at::Tensor>& x) {
     const auto parts = x[0].split_with_sizes({64, 32, 32}, -1);
     return attention(parts[0].unflatten(-1, {4, 16}), parts[1].unflatten(-1, {2, 16}), parts[2].unflatten(-1, {2, 16}),
                      {.rotary_dim = 16});
   };
-  at_every_simd_level([&] { expect_like_float64(packed, {qkv}, 1e-5); });
+  const Operation whole = [](const std::vector<at::Tensor>& x) { return attention(x[0], 4, 2, {.rotary_dim = 16}); };
+  const auto gradient_of = [&](const Operation& op, const at::Tensor& x_in) {
+    const at::Tensor x = x_in.detach().clone().requires_grad_();
+    op({x}).square().sum().backward();
+    return x.grad();
+  };
+  at_every_simd_level([&] {
+    expect_like_float64(views, {qkv}, 1e-5);
+    expect_like_float64(whole, {qkv}, 1e-5);
+    EXPECT_TRUE(gradient_of(whole, qkv).equal(gradient_of(views, qkv)));
+    const at::Tensor strided = qkv.transpose(0, 1).contiguous().transpose(0, 1);
+    EXPECT_TRUE(gradient_of(whole, strided).equal(gradient_of(views, qkv)));
+  });
 }
 
 TEST(Attention, SameBitsForAnyThreadCount) {
@@ -157,6 +168,7 @@ TEST(Attention, WorksOnTheMetaDevice) {
 }
 
 TEST(Attention, RefusesNamingTheShapes) {
+  EXPECT_THAT(user_error([] { attention(normal({1, 2, 30}, 1), 4, 2); }), HasSubstr("4 heads and 2 kv_heads"));
   const at::Tensor q = at::zeros({1, 4, 4, 8}), k = at::zeros({1, 4, 3, 8});
   EXPECT_THAT(user_error([&] { attention(q, k, k); }), HasSubstr("multiple"));
   EXPECT_THAT(user_error([&] { attention(q, q.narrow(1, 0, 2), q.narrow(1, 0, 2)); }), HasSubstr("keys"));
