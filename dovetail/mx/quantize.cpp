@@ -13,6 +13,9 @@ namespace dovetail::mx {
 
 namespace {
 
+/// Codes of this size and more leave the second-level cache before anyone reads them.
+constexpr int64_t kStreamedBytes = int64_t{4} << 20;
+
 std::optional<Source> source_of(at::ScalarType dtype) {
   switch (dtype) {
     case at::kFloat:
@@ -49,7 +52,8 @@ QuantizeProblem problem_of(const at::Tensor& x, const QuantizeSpec& spec, Orient
           .addend = scale_addend(element, spec.scale_mode),
           .saturate_non_finite = spec.non_finite == NonFinite::kSaturate,
           .stochastic = spec.rounding == Rounding::kStochastic,
-          .seed = spec.seed};
+          .seed = spec.seed,
+          .stream = x.numel() >= kStreamedBytes};
 }
 
 void check_input(const at::Tensor& x) {

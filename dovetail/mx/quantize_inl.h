@@ -12,7 +12,12 @@
 #include <type_traits>
 
 #include "dovetail/mx/codec.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
+
+// Loops over a few vectors that are meant to stay in registers; -O2 alone keeps them as loops over memory.
+#undef DOVETAIL_UNROLL
+#define DOVETAIL_UNROLL _Pragma("GCC unroll 8")
 
 HWY_BEFORE_NAMESPACE();
 namespace dovetail::mx {
@@ -31,6 +36,8 @@ constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(FloatTag()));
 /// Vectors whose codes fill one vector of bytes.
 constexpr int kPack = 4;
 constexpr int64_t kPacked = kPack * kLanes;
+/// Bytes of a cache line. Codes that go past the caches must fill one at once.
+constexpr int64_t kLine = 64;
 
 /// The 16 bits of an input element. Types of their own, since both lie in memory as uint16_t.
 struct BFloat16 {
@@ -72,6 +79,38 @@ HWY_INLINE BitsVector load_bits(const T* from) {
   return widen<T>(hn::PromoteTo(BitsTag(), hn::LoadU(HalfTag(), reinterpret_cast<const uint16_t*>(from))));
 }
 
+/// kPacked elements. Those of 16 bits come as even and odd ones of 2 kLanes, which costs least; `pack` knows.
+HWY_INLINE void load_pack(const float* from, BitsVector (&to)[kPack]) {
+  DOVETAIL_UNROLL
+  for (int v = 0; v < kPack; ++v) to[v] = load_bits(from + v * kLanes);
+}
+template <class T>
+HWY_INLINE void load_pack(const T* from, BitsVector (&to)[kPack]) {
+  DOVETAIL_UNROLL
+  for (int v = 0; v < kPack; v += 2) {
+    const BitsVector pairs = hn::LoadU(BitsTag(), reinterpret_cast<const uint32_t*>(from + v * kLanes));
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      to[v] = hn::ShiftLeft<16>(pairs);
+      to[v + 1] = hn::And(pairs, splat(0xffff0000));
+    } else {
+      to[v] = widen<T>(hn::And(pairs, splat(0xffff)));
+      to[v + 1] = widen<T>(hn::ShiftRight<16>(pairs));
+    }
+  }
+}
+
+/// kPacked numbers, one for each element, in the order in which `load_pack` brings elements of T.
+template <class T>
+HWY_INLINE void load_for_pack(const float* from, FloatVector (&to)[kPack]) {
+  const FloatTag d;
+  DOVETAIL_UNROLL
+  for (int v = 0; v < kPack; v += 2) {
+    const FloatVector low = hn::LoadU(d, from + v * kLanes), high = hn::LoadU(d, from + (v + 1) * kLanes);
+    to[v] = sizeof(T) == 4 ? low : hn::ConcatEven(d, high, low);
+    to[v + 1] = sizeof(T) == 4 ? high : hn::ConcatOdd(d, high, low);
+  }
+}
+
 /// The bits of `yes` where the mask has ones. (IfVecThenElse looks at whole bytes before AVX-512.)
 HWY_INLINE BitsVector select_bits(BitsVector mask, BitsVector yes, BitsVector no) {
 #if HWY_TARGET == HWY_AVX3
@@ -84,18 +123,24 @@ HWY_INLINE BitsVector select_bits(BitsVector mask, BitsVector yes, BitsVector no
 /// Constants of one format.
 struct Encoder {
   explicit Encoder(const ElementSpec& spec)
-      : shift(bits::kFractionBits - spec.mantissa_bits),
+      : shift(static_cast<uint32_t>(bits::kFractionBits - spec.mantissa_bits)),
         min_normal(static_cast<uint32_t>(spec.min_exponent + bits::kExponentBias) << bits::kFractionBits),
         code_mask((1u << (spec.bits - 1)) - 1),
-        sign_shift(32 - spec.bits),
+        sign_shift(static_cast<uint32_t>(32 - spec.bits)),
         max_bits(static_cast<uint32_t>(spec.max_exponent + bits::kExponentBias) << bits::kFractionBits |
                  spec.max_fraction),
-        magic((static_cast<uint32_t>(shift) << bits::kFractionBits) + ((0u - (min_normal >> shift)) & code_mask)) {}
-  int shift;
-  uint32_t min_normal, code_mask;
-  int sign_shift;
-  uint32_t max_bits, magic;
+        magic((shift << bits::kFractionBits) + ((0u - (min_normal >> shift)) & 0xff)) {}
+  uint32_t shift, min_normal, code_mask, sign_shift, max_bits, magic;
 };
+
+/// The same in registers, for the length of a loop whose stores the compiler must take for stores to an Encoder.
+struct Constants {
+  BitsVector magnitude, exponent, shift, min_normal, code_mask, sign_shift, max_bits, magic;
+};
+HWY_INLINE Constants constants_of(const Encoder& f) {
+  return {splat(bits::kMagnitude), splat(bits::kInfinity), splat(f.shift),    splat(f.min_normal),
+          splat(f.code_mask),      splat(f.sign_shift),    splat(f.max_bits), splat(f.magic)};
+}
 
 struct Energies {
   FloatVector signal, error;  ///< in units of the block's scale
@@ -107,41 +152,67 @@ struct Energies {
 /// t + 2^(e + shift), e the exponent of t or the smallest normal one, has its last place at that of the format: the
 /// addition is the rounding (the technique of Dekker 1971), and its low bits count units of that place. `magic` also
 /// holds the constant that makes these bits, plus the exponent, the code; it is even, so ties fall as they should.
-template <bool kTwosComplement>
-HWY_INLINE BitsVector encode(const Encoder& f, BitsVector x, FloatVector inverse, Energies& energies) {
-  const BitsVector scaled = as_bits(hn::Mul(as_float(hn::And(x, splat(bits::kMagnitude))), inverse));
-  const BitsVector t = hn::Min(scaled, splat(f.max_bits));
-  const BitsVector place = hn::And(hn::Max(t, splat(f.min_normal)), splat(bits::kInfinity));
-  const FloatVector step = as_float(hn::Add(place, splat(f.magic)));
+///
+/// kClamp: numbers beyond the largest may come.
+template <bool kTwosComplement, bool kClamp>
+HWY_INLINE BitsVector encode(const Constants& c, BitsVector x, FloatVector inverse, Energies& energies) {
+  const FloatVector scaled = hn::Mul(as_float(hn::And(x, c.magnitude)), inverse);
+  const BitsVector t = kClamp ? hn::Min(as_bits(scaled), c.max_bits) : as_bits(scaled);
+  const BitsVector place = hn::And(hn::Max(t, c.min_normal), c.exponent);
+  const FloatVector step = as_float(hn::Add(place, c.magic));
   const FloatVector sum = hn::Add(as_float(t), step);
-  const FloatVector difference = hn::Sub(as_float(scaled), hn::Sub(sum, step));
-  energies.signal = hn::MulAdd(as_float(scaled), as_float(scaled), energies.signal);
+  const FloatVector difference = hn::Sub(scaled, hn::Sub(sum, step));
+  energies.signal = hn::MulAdd(scaled, scaled, energies.signal);
   energies.error = hn::MulAdd(difference, difference, energies.error);
-  const BitsVector code = hn::Add(as_bits(sum), hn::Shr(place, splat(static_cast<uint32_t>(f.shift))));
+  const BitsVector code = hn::Add(as_bits(sum), hn::Shr(place, c.shift));
   if constexpr (kTwosComplement) {
-    const BitsVector sign =
-        as_bits(hn::BitCast(FloatTag(), hn::BroadcastSignBit(hn::BitCast(hn::RebindToSigned<FloatTag>(), x))));
-    const BitsVector magnitude = hn::And(code, splat(f.code_mask));
-    return hn::And(hn::Sub(hn::Xor(magnitude, sign), sign), splat(0xff));
+    const hn::RebindToSigned<BitsTag> di;
+    const BitsVector sign = hn::BitCast(BitsTag(), hn::BroadcastSignBit(hn::BitCast(di, x)));
+    return hn::Sub(hn::Xor(code, sign), sign);
   }
-  return select_bits(splat(f.code_mask), code, hn::Shr(x, splat(static_cast<uint32_t>(f.sign_shift))));
+  return select_bits(c.code_mask, code, hn::Shr(x, c.sign_shift));
 }
 
-/// The low bytes of four vectors of codes below 256, in order.
+/// The low bytes of four vectors, in the order of the elements of T that `load_pack` has brought.
+template <class T>
 HWY_INLINE ByteVector pack(const BitsVector (&codes)[kPack]) {
-  const BitsVector quads = hn::Or(hn::Or(codes[0], hn::ShiftLeft<8>(codes[1])),
-                                  hn::Or(hn::ShiftLeft<16>(codes[2]), hn::ShiftLeft<24>(codes[3])));
-  alignas(16) static constexpr uint8_t kTranspose[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
-  const ByteVector bytes = hn::TableLookupBytes(hn::BitCast(ByteTag(), quads), hn::LoadDup128(ByteTag(), kTranspose));
+  const hn::Repartition<uint16_t, BitsTag> d16;
+  const auto low = hn::OddEven(hn::BitCast(d16, hn::ShiftLeft<16>(codes[2])), hn::BitCast(d16, codes[0]));
+  const auto high = hn::OddEven(hn::BitCast(d16, hn::ShiftLeft<16>(codes[3])), hn::BitCast(d16, codes[1]));
+  const BitsVector quads =
+      select_bits(splat(0x00ff00ff), hn::BitCast(BitsTag(), low), hn::BitCast(BitsTag(), hn::ShiftLeft<8>(high)));
+  // Bytes of four neighbouring lanes: by vector for float32, pairs of even and odd by two vectors for 16 bits.
+  alignas(16) static constexpr uint8_t kByVector[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+  alignas(16) static constexpr uint8_t kByPair[16] = {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
+  const ByteVector bytes = hn::TableLookupBytes(hn::BitCast(ByteTag(), quads),
+                                                hn::LoadDup128(ByteTag(), sizeof(T) == 4 ? kByVector : kByPair));
   if constexpr (kLanes == 4) return bytes;
+  constexpr int64_t kPart = sizeof(T) == 4 ? kLanes / 4 : kLanes / 2, kWords = sizeof(T) == 4 ? 1 : 2;
   alignas(64) static constexpr auto kOrder = [] {
     std::array<int32_t, kLanes> order = {};
     for (int64_t i = 0; i < kLanes; ++i)
-      order[static_cast<size_t>(i)] = static_cast<int32_t>(i % (kLanes / 4) * 4 + i / (kLanes / 4));
+      order[static_cast<size_t>(i)] = static_cast<int32_t>(i % kPart / kWords * 4 + i / kPart * kWords + i % kWords);
     return order;
   }();
   return hn::BitCast(
       ByteTag(), hn::TableLookupLanes(hn::BitCast(BitsTag(), bytes), hn::SetTableIndices(BitsTag(), kOrder.data())));
+}
+
+/// Past the caches where `stream` says so and the address can.
+HWY_INLINE void store_codes(ByteVector codes, bool stream, uint8_t* to) {
+  if (stream && reinterpret_cast<uintptr_t>(to) % static_cast<uintptr_t>(kPacked) == 0) {
+    hn::Stream(codes, ByteTag(), to);
+  } else {
+    hn::StoreU(codes, ByteTag(), to);
+  }
+}
+
+/// Asks for the memory of a pack that is needed later: memory would be idle while a piece that lies in the cache is
+/// encoded.
+template <class T>
+HWY_INLINE void prefetch_pack(const T* x) {
+  for (int64_t byte = 0; byte < kPacked * static_cast<int64_t>(sizeof(T)); byte += kLine)
+    hwy::Prefetch(reinterpret_cast<const char*>(x) + byte);
 }
 
 /// Largest magnitudes of a block's lanes, as bits of the input type.

@@ -135,33 +135,46 @@ void add_energies(const Energies& energies, int largest, Statistics& statistics)
 
 HWY_INLINE bool has_zero(ByteVector least) { return !hn::AllTrue(ByteTag(), hn::Ne(least, hn::Zero(ByteTag()))); }
 
-/// The codes of `blocks` blocks of one row, a multiple of four, with their scales in s.
-template <class T, bool kTwosComplement>
-void encode_row(const QuantizeProblem& p, const Encoder& f, const Scales& s, const T* x, int64_t blocks, uint8_t* codes,
-                Statistics& statistics) {
-  constexpr int64_t kBlockVectors = std::min<int64_t>(kPack, kBlock / kLanes);
+/// The codes of `blocks` blocks of one row, a multiple of four, with their scales in s; `next` is what will be read
+/// then.
+template <class T, bool kTwosComplement, bool kClamp>
+void encode_row(const QuantizeProblem& p, const Encoder& f, const Scales& s, const T* x, int64_t blocks, const T* next,
+                uint8_t* codes, Statistics& statistics) {
+  constexpr int kBlockVectors = std::min<int64_t>(kPack, kBlock / kLanes);
+  const Constants constants = constants_of(f);
   Energies total = {hn::Zero(FloatTag()), hn::Zero(FloatTag())};
   ByteVector least = hn::Set(ByteTag(), 255);
   const ByteVector mask = hn::Set(ByteTag(), static_cast<uint8_t>(f.code_mask));
   for (int64_t i = 0; i < blocks * kBlock; i += kPacked) {
     BitsVector packed[kPack];
-    for (int64_t v = 0; v < kPack; v += kBlockVectors) {
+    prefetch_pack(next + i);
+    load_pack(x + i, packed);
+    DOVETAIL_UNROLL
+    for (int v = 0; v < kPack; v += kBlockVectors) {
       const int64_t block = (i + v * kLanes) / kBlock;
       const FloatVector inverse = hn::Set(FloatTag(), s.inverse[block]), weight = hn::Set(FloatTag(), s.weight[block]);
       Energies energies = {hn::Zero(FloatTag()), hn::Zero(FloatTag())};
-      for (int64_t j = v; j < v + kBlockVectors; ++j)
-        packed[j] = encode<kTwosComplement>(f, load_bits(x + i + j * kLanes), inverse, energies);
+      DOVETAIL_UNROLL
+      for (int j = v; j < v + kBlockVectors; ++j)
+        packed[j] = encode<kTwosComplement, kClamp>(constants, packed[j], inverse, energies);
       total.signal = hn::MulAdd(energies.signal, weight, total.signal);
       total.error = hn::MulAdd(energies.error, weight, total.error);
     }
-    const ByteVector bytes = pack(packed);
-    hn::StoreU(bytes, ByteTag(), codes + i);
+    const ByteVector bytes = pack<T>(packed);
+    store_codes(bytes, p.stream, codes + i);
     least = hn::Min(least, kTwosComplement ? bytes : hn::And(bytes, mask));
   }
   add_energies(total, s.largest, statistics);
-  if (!s.saturates && !has_zero(least)) return;
+  if (!kClamp && !has_zero(least)) return;
   for (int64_t i = 0; i < blocks * kBlock; i += kLanes)
-    count_limits(p, f, x + i, splat(s.byte[i / kBlock]), s.saturates, statistics);
+    count_limits(p, f, x + i, splat(s.byte[i / kBlock]), kClamp, statistics);
+}
+
+template <class T, bool kTwosComplement>
+void encode_row(const QuantizeProblem& p, const Encoder& f, const Scales& s, const T* x, int64_t blocks, const T* next,
+                uint8_t* codes, Statistics& statistics) {
+  return s.saturates ? encode_row<T, kTwosComplement, true>(p, f, s, x, blocks, next, codes, statistics)
+                     : encode_row<T, kTwosComplement, false>(p, f, s, x, blocks, next, codes, statistics);
 }
 
 /// Blocks along a row: `count` elements from (row, col), whole groups of four blocks.
@@ -172,7 +185,7 @@ bool quantize_groups(const QuantizeProblem& p, const Encoder& f, const T* x, int
   for (int64_t block = 0; block < blocks; block += 4) four_block_maxima(x + block * kBlock, s.amax + block);
   for (int64_t block = blocks; block % kLanes != 0; ++block) s.amax[block] = 0;
   if (!choose_scales<T>(p, f, s, used_blocks, scales, statistics)) return false;
-  encode_row<T, kTwosComplement>(p, f, s, x, blocks, codes, statistics);
+  encode_row<T, kTwosComplement>(p, f, s, x, blocks, x + blocks * kBlock, codes, statistics);
   return true;
 }
 
@@ -221,44 +234,61 @@ void raise_maxima(const T* x, int64_t count, U* most) {
   for (; i < count; ++i) most[i] = std::max<U>(most[i], from[i] & kMask);
 }
 
-/// A strip of up to 32 rows, kPacked columns wide, whose column blocks have their scales in s.
-template <class T, bool kTwosComplement>
-void encode_tile(const QuantizeProblem& p, const Encoder& f, const Scales& s, const T* x, int64_t stride, int64_t rows,
-                 uint8_t* codes, int64_t codes_stride, Statistics& statistics) {
-  FloatVector inverse[kPack];
+/// A tile of codes or of numbers: up to 32 rows, kPacked columns wide.
+template <class T>
+struct Tile {
+  T* data;
+  int64_t stride;
+};
+
+/// The codes of a tile whose column blocks have their scales in s.
+template <class T, bool kTwosComplement, bool kClamp>
+void encode_tile(const QuantizeProblem& p, const Encoder& f, const Scales& s, Tile<const T> x, int64_t rows,
+                 const T* next, Tile<uint8_t> codes, Statistics& statistics) {
+  const Constants constants = constants_of(f);
+  FloatVector inverse[kPack], weight[kPack];
+  load_for_pack<T>(s.inverse, inverse);
+  load_for_pack<T>(s.weight, weight);
   Energies energies[kPack];
-  for (int v = 0; v < kPack; ++v) {
-    inverse[v] = hn::Load(FloatTag(), s.inverse + v * kLanes);
-    energies[v] = {hn::Zero(FloatTag()), hn::Zero(FloatTag())};
-  }
+  DOVETAIL_UNROLL
+  for (int v = 0; v < kPack; ++v) energies[v] = {hn::Zero(FloatTag()), hn::Zero(FloatTag())};
   ByteVector least = hn::Set(ByteTag(), 255);
   const ByteVector mask = hn::Set(ByteTag(), static_cast<uint8_t>(f.code_mask));
   for (int64_t row = 0; row < rows; ++row) {
     BitsVector packed[kPack];
+    prefetch_pack(next + row * kPacked);
+    load_pack(x.data + row * x.stride, packed);
+    DOVETAIL_UNROLL
     for (int v = 0; v < kPack; ++v)
-      packed[v] = encode<kTwosComplement>(f, load_bits(x + row * stride + v * kLanes), inverse[v], energies[v]);
-    const ByteVector bytes = pack(packed);
-    hn::StoreU(bytes, ByteTag(), codes + row * codes_stride);
+      packed[v] = encode<kTwosComplement, kClamp>(constants, packed[v], inverse[v], energies[v]);
+    const ByteVector bytes = pack<T>(packed);
+    store_codes(bytes, p.stream && kPacked == kLine, codes.data + row * codes.stride);
     least = hn::Min(least, kTwosComplement ? bytes : hn::And(bytes, mask));
   }
   Energies total = {hn::Zero(FloatTag()), hn::Zero(FloatTag())};
+  DOVETAIL_UNROLL
   for (int v = 0; v < kPack; ++v) {
-    const FloatVector weight = hn::Load(FloatTag(), s.weight + v * kLanes);
-    total.signal = hn::MulAdd(energies[v].signal, weight, total.signal);
-    total.error = hn::MulAdd(energies[v].error, weight, total.error);
+    total.signal = hn::MulAdd(energies[v].signal, weight[v], total.signal);
+    total.error = hn::MulAdd(energies[v].error, weight[v], total.error);
   }
   add_energies(total, s.largest, statistics);
-  if (!s.saturates && !has_zero(least)) return;
+  if (!kClamp && !has_zero(least)) return;
   for (int64_t row = 0; row < rows; ++row) {
-    for (int v = 0; v < kPack; ++v)
-      count_limits(p, f, x + row * stride + v * kLanes, hn::Load(BitsTag(), s.byte + v * kLanes), s.saturates,
-                   statistics);
+    for (int64_t i = 0; i < kPacked; i += kLanes)
+      count_limits(p, f, x.data + row * x.stride + i, hn::Load(BitsTag(), s.byte + i), kClamp, statistics);
   }
+}
+
+template <class T, bool kTwosComplement>
+void encode_tile(const QuantizeProblem& p, const Encoder& f, const Scales& s, Tile<const T> x, int64_t rows,
+                 const T* next, Tile<uint8_t> codes, Statistics& statistics) {
+  return s.saturates ? encode_tile<T, kTwosComplement, true>(p, f, s, x, rows, next, codes, statistics)
+                     : encode_tile<T, kTwosComplement, false>(p, f, s, x, rows, next, codes, statistics);
 }
 
 /// Blocks down the columns of a tile, at most kPacked of them, whose maxima are known.
 template <class T, class U, bool kTwosComplement>
-void quantize_tile(const QuantizeProblem& p, const Encoder& f, PieceRange tile, const U* maxima,
+void quantize_tile(const QuantizeProblem& p, const Encoder& f, PieceRange tile, const U* maxima, const T* next,
                    Statistics& statistics) {
   Scales s;
   const auto [row, rows, col, width] = tile;
@@ -272,13 +302,14 @@ void quantize_tile(const QuantizeProblem& p, const Encoder& f, PieceRange tile, 
   statistics.elements += rows * width;
   const T* x = static_cast<const T*>(p.x) + row * p.cols + col;
   uint8_t* codes = p.column.codes + row * p.cols + col;
-  if (width == kPacked) return encode_tile<T, kTwosComplement>(p, f, s, x, p.cols, rows, codes, p.cols, statistics);
+  if (width == kPacked)
+    return encode_tile<T, kTwosComplement>(p, f, s, {x, p.cols}, rows, next, {codes, p.cols}, statistics);
   for (int64_t i = ceil_div(width, kLanes) * kLanes; i < kPacked; ++i) s.byte[i] = 0, s.inverse[i] = s.weight[i] = 0;
   HWY_ALIGN T padded[kBlock * kPacked] = {};
   HWY_ALIGN uint8_t padded_codes[kBlock * kPacked];
   for (int64_t i = 0; i < rows; ++i)
     std::memcpy(padded + i * kPacked, x + i * p.cols, static_cast<size_t>(width) * sizeof(T));
-  encode_tile<T, kTwosComplement>(p, f, s, padded, kPacked, rows, padded_codes, kPacked, statistics);
+  encode_tile<T, kTwosComplement>(p, f, s, {padded, kPacked}, rows, padded, {padded_codes, kPacked}, statistics);
   for (int64_t i = 0; i < rows; ++i)
     std::memcpy(codes + i * p.cols, padded_codes + i * kPacked, static_cast<size_t>(width));
 }
@@ -305,12 +336,12 @@ void quantize_squares(const QuantizeProblem& p, const Encoder& f, PieceRange pie
     const T* x = static_cast<const T*>(p.x) + r * p.cols + col;
     uint8_t* codes = p.square.codes + r * p.cols + col;
     if (count % kGroup == 0) {
-      encode_row<T, kTwosComplement>(p, f, s, x, blocks, codes, statistics);
+      encode_row<T, kTwosComplement>(p, f, s, x, blocks, x + kBlock * p.cols, codes, statistics);
       continue;
     }
     std::memcpy(padded, x, static_cast<size_t>(count) * sizeof(T));
     std::memset(padded + count, 0, static_cast<size_t>(padded_blocks * kBlock - count) * sizeof(T));
-    encode_row<T, kTwosComplement>(p, f, s, padded, padded_blocks, padded_codes, statistics);
+    encode_row<T, kTwosComplement>(p, f, s, padded, padded_blocks, padded, padded_codes, statistics);
     std::memcpy(codes, padded_codes, static_cast<size_t>(count));
   }
 }
@@ -328,9 +359,15 @@ void quantize_piece(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& 
     if (down) raise_maxima(static_cast<const T*>(p.x) + r * p.cols + col, cols, maxima);
   }
   if (p.column.codes) {
-    for (int64_t i = 0; i < cols; i += kPacked)
+    const T* x = static_cast<const T*>(p.x) + row * p.cols + col;
+    // The next piece lies beside this one, or begins the next strip.
+    const T* next = col + cols < p.cols ? x + cols : x + kBlock * p.cols - col;
+    for (int64_t i = 0; i < cols; i += kPacked) {
+      // Each tile asks for the 32nd part of it that is one row's.
+      const int64_t ahead = std::min<int64_t>(i / kPacked * kBlock / ceil_div(kChunk, kPacked), kBlock - 1);
       quantize_tile<T, U, kTwosComplement>(p, f, {row, rows, col + i, std::min(kPacked, cols - i)}, maxima + i,
-                                           counts.column);
+                                           next + ahead * p.cols, counts.column);
+    }
   }
   if (p.square.codes) quantize_squares<T, U, kTwosComplement>(p, f, piece, maxima, counts.square);
 }

@@ -26,7 +26,8 @@ struct QuantizeProblem {
   bool saturate_non_finite = false;
   bool stochastic = false;
   uint64_t seed = 0;
-  QuantizeTarget row;     ///< blocks 1 x 32; scales (rows, ceil(cols / 32))
+  bool stream = false;  ///< codes go past the caches, which they would not fit into: no line is read to be overwritten
+  QuantizeTarget row;   ///< blocks 1 x 32; scales (rows, ceil(cols / 32))
   QuantizeTarget column;  ///< blocks 32 x 1; scales (ceil(rows / 32), cols)
   QuantizeTarget square;  ///< blocks 32 x 32; scales (ceil(rows / 32), ceil(cols / 32))
 };

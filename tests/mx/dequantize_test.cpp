@@ -40,7 +40,8 @@ TEST(Dequantize, MatchesTheCodecForEveryCodeAndScaleWithAndWithoutSubnormalNumbe
         const at::Tensor y = dequantize(rows), short_y = dequantize(rows, at::kBFloat16);
         const at::Tensor down = dequantize(transposed(rows)).t().contiguous();
         for (int64_t i = 0; i < y.numel(); ++i) {
-          const uint32_t expected = decode(static_cast<uint8_t>(i % 256), static_cast<int>(i / 256), element_spec(format));
+          const uint32_t expected =
+              decode(static_cast<uint8_t>(i % 256), static_cast<int>(i / 256), element_spec(format));
           if (is_nan(expected)) {
             ASSERT_TRUE(is_nan(float_bits(y, i)) && is_nan(bfloat_bits(short_y, i) << 16)) << name(format) << " " << i;
             continue;

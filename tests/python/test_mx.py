@@ -35,8 +35,8 @@ def test_shapes_and_dtypes(format, dtype):
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
 def test_any_axis_is_the_last_axis_moved(axis):
     x = torch.randn(34, 35, 36)
-    codes, scales = ops.mx_quantize(x, "e4m3", "floor", axis, "poison")
-    moved_codes, moved_scales = ops.mx_quantize(x.movedim(axis, -1), "e4m3", "floor", -1, "poison")
+    codes, scales = ops.mx_quantize(x, "e4m3", "round_up", axis, "poison")
+    moved_codes, moved_scales = ops.mx_quantize(x.movedim(axis, -1), "e4m3", "round_up", -1, "poison")
     assert torch.equal(codes.movedim(axis, -1), moved_codes)
     assert torch.equal(scales.movedim(axis, -1), moved_scales)
     y = ops.mx_dequantize(codes, scales, "e4m3", axis)
@@ -72,7 +72,7 @@ def test_a_wrong_option_is_named(arguments, message):
 
 def test_a_wrong_dtype_is_named():
     with pytest.raises(RuntimeError, match="Long"):
-        ops.mx_quantize(torch.zeros(3, 4, dtype=torch.long), "e4m3", "floor", -1, "poison")
+        ops.mx_quantize(torch.zeros(3, 4, dtype=torch.long), "e4m3", "round_up", -1, "poison")
 
 
 @pytest.mark.parametrize("format", FLOAT_FORMATS)
