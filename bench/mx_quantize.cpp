@@ -1,8 +1,8 @@
 // One side of bench/mx_quantize.py: quantizes and copies on request. It reads commands from its input, one a line, and
 // answers each with one line of JSON:
-//   time CASE DTYPE   CASE memcpy, row, column or both; DTYPE fp32 or bf16 -> {"seconds": ..., "bytes": ...}
-// Bytes are those read plus those written. The first line it prints says what it is.
-// layer: mx
+//   time CASE DTYPE   CASE memcpy, row, column, both or new; DTYPE fp32 or bf16 -> {"seconds": ..., "bytes": ...}
+// memcpy, row, column and both write memory that is there; new is row with its allocation, as the peers do it. Bytes
+// are those read plus those written. The first line it prints says what it is. layer: mx
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -27,7 +27,7 @@ namespace {
 int64_t bytes_of(const mx::MXTensor& x) { return x.defined() ? x.codes().numel() + x.scales().numel() : 0; }
 
 /// As many pieces as threads, each one call of memcpy.
-void copy(const at::Tensor& from, const at::Tensor& to) {
+void copy_bytes(const at::Tensor& from, const at::Tensor& to) {
   const auto bytes = static_cast<int64_t>(from.nbytes());
   const auto* source = static_cast<const char*>(from.const_data_ptr());
   auto* target = static_cast<char*>(to.mutable_data_ptr());
@@ -40,7 +40,10 @@ void copy(const at::Tensor& from, const at::Tensor& to) {
 class Bench {
  public:
   Bench(int64_t size, const mx::QuantizeSpec& spec)
-      : fp32_(at::randn({size, size})), bf16_(fp32_.to(at::kBFloat16)), copy_(at::zeros_like(fp32_)), spec_(spec) {}
+      : fp32_(at::randn({size, size})), bf16_(fp32_.to(at::kBFloat16)), copy_(at::zeros_like(fp32_)), spec_(spec) {
+    spec_.copies = mx::Copies::kRowAndColumn;
+    out_ = mx::quantize(fp32_, spec_);
+  }
 
   nlohmann::json time(const std::string& name, const std::string& dtype) {
     user_check(dtype == "fp32" || dtype == "bf16", "no dtype is named \"{}\"; use fp32 or bf16", dtype);
@@ -48,24 +51,31 @@ class Bench {
     auto bytes = static_cast<int64_t>(x.nbytes());
     const double begin = now_seconds();
     if (name == "memcpy") {
-      copy(x, copy_);
+      copy_bytes(x, copy_);
       return {{"seconds", now_seconds() - begin}, {"bytes", 2 * bytes}};
     }
-    user_check(name == "row" || name == "column" || name == "both",
-               "no case is named \"{}\"; use memcpy, row, column or both", name);
-    spec_.copies = name == "row"      ? mx::Copies::kRow
+    user_check(name == "row" || name == "column" || name == "both" || name == "new",
+               "no case is named \"{}\"; use memcpy, row, column, both or new", name);
+    spec_.copies = name == "both"     ? mx::Copies::kRowAndColumn
                    : name == "column" ? mx::Copies::kColumn
-                                      : mx::Copies::kRowAndColumn;
-    const mx::Quantized out = mx::quantize(x, spec_);
-    const double seconds = now_seconds() - begin;
-    const mx::Statistics& statistics = name == "column" ? out.column_statistics : out.row_statistics;
-    bytes += bytes_of(out.row) + bytes_of(out.column);
-    return {{"seconds", seconds}, {"bytes", bytes}, {"sqnr_db", statistics.sqnr_db()}};
+                                      : mx::Copies::kRow;
+    double seconds = 0;
+    if (name == "new") {
+      const mx::Quantized out = mx::quantize(x, spec_);
+      seconds = now_seconds() - begin;
+    } else {
+      mx::quantize_into(x, spec_, out_);
+      seconds = now_seconds() - begin;
+    }
+    bytes +=
+        (name == "column" ? 0 : bytes_of(out_.row)) + (spec_.copies == mx::Copies::kRow ? 0 : bytes_of(out_.column));
+    return {{"seconds", seconds}, {"bytes", bytes}};
   }
 
  private:
   at::Tensor fp32_, bf16_, copy_;
   mx::QuantizeSpec spec_;
+  mx::Quantized out_;
 };
 
 int run(int argc, char** argv) {

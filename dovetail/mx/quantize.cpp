@@ -35,7 +35,6 @@ MXTensor empty_like(const at::Tensor& x, Format format, Orientation orientation)
 }
 
 QuantizeTarget target_of(const MXTensor& tensor) {
-  if (!tensor.defined() || tensor.codes().numel() == 0) return {};
   return {tensor.codes().mutable_data_ptr<uint8_t>(), tensor.scales().mutable_data_ptr<uint8_t>()};
 }
 
@@ -56,6 +55,18 @@ QuantizeProblem problem_of(const at::Tensor& x, const QuantizeSpec& spec, Orient
           .stream = x.numel() >= kStreamedBytes};
 }
 
+bool wants_row(const QuantizeSpec& spec) { return spec.copies == Copies::kRow || spec.copies == Copies::kRowAndColumn; }
+bool wants_column(const QuantizeSpec& spec) {
+  return spec.copies == Copies::kColumn || spec.copies == Copies::kRowAndColumn;
+}
+
+void check_copy(const MXTensor& copy, const at::Tensor& x, const QuantizeSpec& spec, Orientation orientation) {
+  user_check(copy.defined() && copy.sizes() == x.sizes() && copy.format() == spec.format &&
+                 copy.orientation() == orientation && copy.codes().device() == x.device(),
+             "mx::quantize_into: x is {}, but its {} copy is {}, {}", describe(x), name(orientation),
+             describe(copy.codes()), name(copy.format()));
+}
+
 void check_input(const at::Tensor& x) {
   user_check(x.defined(), "mx::quantize: x is undefined");
   user_check(source_of(x.scalar_type()).has_value(),
@@ -67,24 +78,34 @@ void check_input(const at::Tensor& x) {
 
 }  // namespace
 
-Quantized quantize(const at::Tensor& x_in, const QuantizeSpec& spec) {
+Quantized quantize(const at::Tensor& x, const QuantizeSpec& spec) {
+  check_input(x);
+  Quantized out;
+  if (wants_row(spec)) out.row = empty_like(x, spec.format, Orientation::kRow);
+  if (wants_column(spec)) out.column = empty_like(x, spec.format, Orientation::kColumn);
+  if (spec.copies == Copies::kSquare) out.square = empty_like(x, spec.format, Orientation::kSquare);
+  quantize_into(x, spec, out);
+  return out;
+}
+
+void quantize_into(const at::Tensor& x_in, const QuantizeSpec& spec, Quantized& out) {
   check_input(x_in);
+  const bool row = wants_row(spec), column = wants_column(spec);
+  if (row) check_copy(out.row, x_in, spec, Orientation::kRow);
+  if (column) check_copy(out.column, x_in, spec, Orientation::kColumn);
+  if (!row && !column) check_copy(out.square, x_in, spec, Orientation::kSquare);
+  out.row_statistics = out.column_statistics = out.square_statistics = {};
+  if (x_in.is_meta() || x_in.numel() == 0) return;
+
   const TraceSpan span("dovetail::mx_quantize");
   simd_level();  // DOVETAIL_SIMD takes effect before the first kernel runs
   const at::Tensor x = x_in.detach().contiguous();
-  const bool both = spec.copies == Copies::kRowAndColumn;
-  Quantized out;
-  if (both || spec.copies == Copies::kRow) out.row = empty_like(x, spec.format, Orientation::kRow);
-  if (both || spec.copies == Copies::kColumn) out.column = empty_like(x, spec.format, Orientation::kColumn);
-  if (spec.copies == Copies::kSquare) out.square = empty_like(x, spec.format, Orientation::kSquare);
-  if (x.is_meta() || x.numel() == 0) return out;
-
   // Only a matrix has its row and its column blocks in one view.
-  const bool together = !both || x.dim() == 2;
-  QuantizeProblem problem = problem_of(x, spec, out.row.defined() ? Orientation::kRow : Orientation::kColumn);
-  problem.row = target_of(out.row);
-  if (together) problem.column = target_of(out.column);
-  problem.square = target_of(out.square);
+  const bool together = !(row && column) || x.dim() == 2;
+  QuantizeProblem problem = problem_of(x, spec, row ? Orientation::kRow : Orientation::kColumn);
+  if (row) problem.row = target_of(out.row);
+  if (column && together) problem.column = target_of(out.column);
+  if (!row && !column) problem.square = target_of(out.square);
   QuantizeCounts counts = quantize_blocks(problem);
   if (!together) {
     problem = problem_of(x, spec, Orientation::kColumn);
@@ -94,7 +115,6 @@ Quantized quantize(const at::Tensor& x_in, const QuantizeSpec& spec) {
   out.row_statistics = counts.row;
   out.column_statistics = counts.column;
   out.square_statistics = counts.square;
-  return out;
 }
 
 at::Tensor dequantize(const MXTensor& x, at::ScalarType dtype) {

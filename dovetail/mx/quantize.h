@@ -44,6 +44,11 @@ struct Quantized {
 /// Source: OCP Microscaling Formats v1.0; scale rounding of arXiv 2506.08027, algorithm 1.
 Quantized quantize(const at::Tensor& x, const QuantizeSpec& spec = {});
 
+/// The same into the copies of an earlier `quantize` of a tensor of this shape, whose memory is written anew: a
+/// weight's copies after each step. Throws UserError when a copy that `spec` asks for is not there, or is of another
+/// shape or format.
+void quantize_into(const at::Tensor& x, const QuantizeSpec& spec, Quantized& out);
+
 /// code * 2^X as float32 or bfloat16; a block with scale 255 is NaN.
 ///
 /// Float32 is exact, except that a product of 2^128 or more is infinite: round_up can turn FLT_MAX into 2^128. bfloat16

@@ -290,6 +290,24 @@ TEST(Quantize, RoundsAtRandomWithoutBias) {
   EXPECT_FALSE(at::equal(codes(5), codes(6)));
 }
 
+TEST(Quantize, WritesIntoTheCopiesOfAnEarlierCall) {
+  const at::Tensor first = ordinary_values({40, 70}, 1, at::kFloat), second = ordinary_values({40, 70}, 2, at::kFloat);
+  const QuantizeSpec spec{.copies = Copies::kRowAndColumn};
+  Quantized out = quantize(first, spec);
+  const void* memory = out.row.codes().const_data_ptr();
+  quantize_into(second, spec, out);
+  const Quantized expected = quantize(second, spec);
+  EXPECT_EQ(out.row.codes().const_data_ptr(), memory);
+  EXPECT_TRUE(at::equal(out.row.codes(), expected.row.codes()));
+  EXPECT_TRUE(at::equal(out.column.codes(), expected.column.codes()));
+  EXPECT_TRUE(at::equal(out.column.scales(), expected.column.scales()));
+  EXPECT_EQ(out.row_statistics.error, expected.row_statistics.error);
+  EXPECT_EQ(out.row_statistics.elements, 40 * 70);
+  EXPECT_THAT(user_error([&] { quantize_into(first.t(), spec, out); }), HasSubstr("[70, 40] Float"));
+  EXPECT_THAT(user_error([&] { quantize_into(first, {.format = Format::kE2M1}, out); }), HasSubstr("row copy is"));
+  EXPECT_THAT(user_error([&] { quantize_into(first, {.copies = Copies::kSquare}, out); }), HasSubstr("undefined"));
+}
+
 TEST(Quantize, RefusesWhatItCannotDoNamingIt) {
   EXPECT_THAT(user_error([] { quantize(at::zeros({2, 3}, at::kDouble)); }), HasSubstr("[2, 3] Double"));
   EXPECT_THAT(user_error([] { quantize(at::zeros({2, 3}, at::kLong)); }), HasSubstr("float32, bfloat16 or float16"));
