@@ -7,6 +7,7 @@
 #define DOVETAIL_MX_QUANTIZE_INL_H_
 #endif
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <type_traits>
@@ -136,15 +137,40 @@ struct Encoder {
 /// The same in registers, for the length of a loop whose stores the compiler must take for stores to an Encoder.
 struct Constants {
   BitsVector magnitude, exponent, shift, min_normal, code_mask, sign_shift, max_bits, magic;
+  BitsVector steps;  ///< of Path::kTable, by the low bits of the exponent
 };
 HWY_INLINE Constants constants_of(const Encoder& f) {
+  HWY_ALIGN uint32_t steps[std::max<int64_t>(kLanes, 16)];
+  for (uint32_t i = 0; i < 16; ++i) {
+    const uint32_t place = f.min_normal + (i << bits::kFractionBits);
+    steps[(place >> bits::kFractionBits) % 16] = place + f.magic + (place >> f.shift) % 256;
+  }
   return {splat(bits::kMagnitude), splat(bits::kInfinity), splat(f.shift),    splat(f.min_normal),
-          splat(f.code_mask),      splat(f.sign_shift),    splat(f.max_bits), splat(f.magic)};
+          splat(f.code_mask),      splat(f.sign_shift),    splat(f.max_bits), splat(f.magic),
+          hn::Load(BitsTag(), steps)};
 }
 
 struct Energies {
   FloatVector signal, error;  ///< in units of the block's scale
 };
+
+/// How `encode` finds 2^(e + shift): by arithmetic; so too where numbers beyond the largest may come and are clamped;
+/// or in a table of 16 exponents, which AVX-512 looks up in one instruction, with the exponent's part of the code in it.
+enum class Path { kPlain, kClamp, kTable };
+
+HWY_INLINE bool fits_table(const ElementSpec& spec) {
+  return HWY_TARGET == HWY_AVX3 && spec.max_exponent - spec.min_exponent < 16;
+}
+
+HWY_INLINE BitsVector lookup_step(const Constants& c, BitsVector normal) {
+#if HWY_TARGET == HWY_AVX3
+  // The instruction reads the four low bits of an index.
+  const BitsVector exponent = hn::ShiftRight<bits::kFractionBits>(normal);
+  return hn::TableLookupLanes(c.steps, hn::Indices512<uint32_t>{exponent.raw});
+#else
+  return normal;
+#endif
+}
 
 /// The codes of a vector, one in each lane, and its energies added up. `inverse` is the power of two that divides by
 /// the scale: an exact product, whose result below 2^-126 is zero in any case.
@@ -153,18 +179,17 @@ struct Energies {
 /// addition is the rounding (the technique of Dekker 1971), and its low bits count units of that place. `magic` also
 /// holds the constant that makes these bits, plus the exponent, the code; it is even, so ties fall as they should.
 ///
-/// kClamp: numbers beyond the largest may come.
-template <bool kTwosComplement, bool kClamp>
+template <bool kTwosComplement, Path kPath>
 HWY_INLINE BitsVector encode(const Constants& c, BitsVector x, FloatVector inverse, Energies& energies) {
   const FloatVector scaled = hn::Mul(as_float(hn::And(x, c.magnitude)), inverse);
-  const BitsVector t = kClamp ? hn::Min(as_bits(scaled), c.max_bits) : as_bits(scaled);
-  const BitsVector place = hn::And(hn::Max(t, c.min_normal), c.exponent);
-  const FloatVector step = as_float(hn::Add(place, c.magic));
+  const BitsVector t = kPath == Path::kClamp ? hn::Min(as_bits(scaled), c.max_bits) : as_bits(scaled);
+  const BitsVector normal = hn::Max(t, c.min_normal), place = hn::And(normal, c.exponent);
+  const FloatVector step = as_float(kPath == Path::kTable ? lookup_step(c, normal) : hn::Add(place, c.magic));
   const FloatVector sum = hn::Add(as_float(t), step);
   const FloatVector difference = hn::Sub(scaled, hn::Sub(sum, step));
   energies.signal = hn::MulAdd(scaled, scaled, energies.signal);
   energies.error = hn::MulAdd(difference, difference, energies.error);
-  const BitsVector code = hn::Add(as_bits(sum), hn::Shr(place, c.shift));
+  const BitsVector code = kPath == Path::kTable ? as_bits(sum) : hn::Add(as_bits(sum), hn::Shr(place, c.shift));
   if constexpr (kTwosComplement) {
     const hn::RebindToSigned<BitsTag> di;
     const BitsVector sign = hn::BitCast(BitsTag(), hn::BroadcastSignBit(hn::BitCast(di, x)));

@@ -137,7 +137,7 @@ HWY_INLINE bool has_zero(ByteVector least) { return !hn::AllTrue(ByteTag(), hn::
 
 /// The codes of `blocks` blocks of one row, a multiple of four, with their scales in s; `next` is what will be read
 /// then.
-template <class T, bool kTwosComplement, bool kClamp>
+template <class T, bool kTwosComplement, Path kPath>
 void encode_row(const QuantizeProblem& p, const Encoder& f, const Scales& s, const T* x, int64_t blocks, const T* next,
                 uint8_t* codes, Statistics& statistics) {
   constexpr int kBlockVectors = std::min<int64_t>(kPack, kBlock / kLanes);
@@ -156,7 +156,7 @@ void encode_row(const QuantizeProblem& p, const Encoder& f, const Scales& s, con
       Energies energies = {hn::Zero(FloatTag()), hn::Zero(FloatTag())};
       DOVETAIL_UNROLL
       for (int j = v; j < v + kBlockVectors; ++j)
-        packed[j] = encode<kTwosComplement, kClamp>(constants, packed[j], inverse, energies);
+        packed[j] = encode<kTwosComplement, kPath>(constants, packed[j], inverse, energies);
       total.signal = hn::MulAdd(energies.signal, weight, total.signal);
       total.error = hn::MulAdd(energies.error, weight, total.error);
     }
@@ -165,16 +165,17 @@ void encode_row(const QuantizeProblem& p, const Encoder& f, const Scales& s, con
     least = hn::Min(least, kTwosComplement ? bytes : hn::And(bytes, mask));
   }
   add_energies(total, s.largest, statistics);
-  if (!kClamp && !has_zero(least)) return;
+  if (!s.saturates && !has_zero(least)) return;
   for (int64_t i = 0; i < blocks * kBlock; i += kLanes)
-    count_limits(p, f, x + i, splat(s.byte[i / kBlock]), kClamp, statistics);
+    count_limits(p, f, x + i, splat(s.byte[i / kBlock]), s.saturates, statistics);
 }
 
 template <class T, bool kTwosComplement>
 void encode_row(const QuantizeProblem& p, const Encoder& f, const Scales& s, const T* x, int64_t blocks, const T* next,
                 uint8_t* codes, Statistics& statistics) {
-  return s.saturates ? encode_row<T, kTwosComplement, true>(p, f, s, x, blocks, next, codes, statistics)
-                     : encode_row<T, kTwosComplement, false>(p, f, s, x, blocks, next, codes, statistics);
+  if (s.saturates) return encode_row<T, kTwosComplement, Path::kClamp>(p, f, s, x, blocks, next, codes, statistics);
+  if (fits_table(p.spec)) return encode_row<T, kTwosComplement, Path::kTable>(p, f, s, x, blocks, next, codes, statistics);
+  return encode_row<T, kTwosComplement, Path::kPlain>(p, f, s, x, blocks, next, codes, statistics);
 }
 
 /// Blocks along a row: `count` elements from (row, col), whole groups of four blocks.
@@ -185,7 +186,7 @@ bool quantize_groups(const QuantizeProblem& p, const Encoder& f, const T* x, int
   for (int64_t block = 0; block < blocks; block += 4) four_block_maxima(x + block * kBlock, s.amax + block);
   for (int64_t block = blocks; block % kLanes != 0; ++block) s.amax[block] = 0;
   if (!choose_scales<T>(p, f, s, used_blocks, scales, statistics)) return false;
-  encode_row<T, kTwosComplement>(p, f, s, x, blocks, x + blocks * kBlock, codes, statistics);
+  encode_row<T, kTwosComplement>(p, f, s, x, blocks, x + (p.column.codes ? p.cols : blocks * kBlock), codes, statistics);
   return true;
 }
 
@@ -242,7 +243,7 @@ struct Tile {
 };
 
 /// The codes of a tile whose column blocks have their scales in s.
-template <class T, bool kTwosComplement, bool kClamp>
+template <class T, bool kTwosComplement, Path kPath>
 void encode_tile(const QuantizeProblem& p, const Encoder& f, const Scales& s, Tile<const T> x, int64_t rows,
                  const T* next, Tile<uint8_t> codes, Statistics& statistics) {
   const Constants constants = constants_of(f);
@@ -260,7 +261,7 @@ void encode_tile(const QuantizeProblem& p, const Encoder& f, const Scales& s, Ti
     load_pack(x.data + row * x.stride, packed);
     DOVETAIL_UNROLL
     for (int v = 0; v < kPack; ++v)
-      packed[v] = encode<kTwosComplement, kClamp>(constants, packed[v], inverse[v], energies[v]);
+      packed[v] = encode<kTwosComplement, kPath>(constants, packed[v], inverse[v], energies[v]);
     const ByteVector bytes = pack<T>(packed);
     store_codes(bytes, p.stream && kPacked == kLine, codes.data + row * codes.stride);
     least = hn::Min(least, kTwosComplement ? bytes : hn::And(bytes, mask));
@@ -272,18 +273,19 @@ void encode_tile(const QuantizeProblem& p, const Encoder& f, const Scales& s, Ti
     total.error = hn::MulAdd(energies[v].error, weight[v], total.error);
   }
   add_energies(total, s.largest, statistics);
-  if (!kClamp && !has_zero(least)) return;
+  if (!s.saturates && !has_zero(least)) return;
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t i = 0; i < kPacked; i += kLanes)
-      count_limits(p, f, x.data + row * x.stride + i, hn::Load(BitsTag(), s.byte + i), kClamp, statistics);
+      count_limits(p, f, x.data + row * x.stride + i, hn::Load(BitsTag(), s.byte + i), s.saturates, statistics);
   }
 }
 
 template <class T, bool kTwosComplement>
 void encode_tile(const QuantizeProblem& p, const Encoder& f, const Scales& s, Tile<const T> x, int64_t rows,
                  const T* next, Tile<uint8_t> codes, Statistics& statistics) {
-  return s.saturates ? encode_tile<T, kTwosComplement, true>(p, f, s, x, rows, next, codes, statistics)
-                     : encode_tile<T, kTwosComplement, false>(p, f, s, x, rows, next, codes, statistics);
+  if (s.saturates) return encode_tile<T, kTwosComplement, Path::kClamp>(p, f, s, x, rows, next, codes, statistics);
+  if (fits_table(p.spec)) return encode_tile<T, kTwosComplement, Path::kTable>(p, f, s, x, rows, next, codes, statistics);
+  return encode_tile<T, kTwosComplement, Path::kPlain>(p, f, s, x, rows, next, codes, statistics);
 }
 
 /// Blocks down the columns of a tile, at most kPacked of them, whose maxima are known.
