@@ -145,9 +145,9 @@ HWY_INLINE Constants constants_of(const Encoder& f) {
     const uint32_t place = f.min_normal + (i << bits::kFractionBits);
     steps[(place >> bits::kFractionBits) % 16] = place + f.magic + (place >> f.shift) % 256;
   }
-  return {splat(bits::kMagnitude), splat(bits::kInfinity), splat(f.shift),    splat(f.min_normal),
-          splat(f.code_mask),      splat(f.sign_shift),    splat(f.max_bits), splat(f.magic),
-          hn::Load(BitsTag(), steps)};
+  return {splat(bits::kMagnitude), splat(bits::kInfinity), splat(f.shift),
+          splat(f.min_normal),     splat(f.code_mask),     splat(f.sign_shift),
+          splat(f.max_bits),       splat(f.magic),         hn::Load(BitsTag(), steps)};
 }
 
 struct Energies {
@@ -155,7 +155,8 @@ struct Energies {
 };
 
 /// How `encode` finds 2^(e + shift): by arithmetic; so too where numbers beyond the largest may come and are clamped;
-/// or in a table of 16 exponents, which AVX-512 looks up in one instruction, with the exponent's part of the code in it.
+/// or in a table of 16 exponents, which AVX-512 looks up in one instruction, with the exponent's part of the code in
+/// it.
 enum class Path { kPlain, kClamp, kTable };
 
 HWY_INLINE bool fits_table(const ElementSpec& spec) {

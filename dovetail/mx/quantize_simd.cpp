@@ -39,6 +39,7 @@ struct Scales {
   int largest = 0;         ///< byte
   bool saturates = false;  ///< any of the blocks
 };
+static_assert(kPacked <= kChunkBlocks, "a tile of columns is a group too");
 
 /// Counts of one call, added to the statistics when the call has found nothing that it leaves to `quantize_exactly`.
 struct ScaleCounts {
@@ -174,7 +175,8 @@ template <class T, bool kTwosComplement>
 void encode_row(const QuantizeProblem& p, const Encoder& f, const Scales& s, const T* x, int64_t blocks, const T* next,
                 uint8_t* codes, Statistics& statistics) {
   if (s.saturates) return encode_row<T, kTwosComplement, Path::kClamp>(p, f, s, x, blocks, next, codes, statistics);
-  if (fits_table(p.spec)) return encode_row<T, kTwosComplement, Path::kTable>(p, f, s, x, blocks, next, codes, statistics);
+  if (fits_table(p.spec))
+    return encode_row<T, kTwosComplement, Path::kTable>(p, f, s, x, blocks, next, codes, statistics);
   return encode_row<T, kTwosComplement, Path::kPlain>(p, f, s, x, blocks, next, codes, statistics);
 }
 
@@ -186,7 +188,8 @@ bool quantize_groups(const QuantizeProblem& p, const Encoder& f, const T* x, int
   for (int64_t block = 0; block < blocks; block += 4) four_block_maxima(x + block * kBlock, s.amax + block);
   for (int64_t block = blocks; block % kLanes != 0; ++block) s.amax[block] = 0;
   if (!choose_scales<T>(p, f, s, used_blocks, scales, statistics)) return false;
-  encode_row<T, kTwosComplement>(p, f, s, x, blocks, x + (p.column.codes ? p.cols : blocks * kBlock), codes, statistics);
+  encode_row<T, kTwosComplement>(p, f, s, x, blocks, x + (p.column.codes ? p.cols : blocks * kBlock), codes,
+                                 statistics);
   return true;
 }
 
@@ -284,7 +287,8 @@ template <class T, bool kTwosComplement>
 void encode_tile(const QuantizeProblem& p, const Encoder& f, const Scales& s, Tile<const T> x, int64_t rows,
                  const T* next, Tile<uint8_t> codes, Statistics& statistics) {
   if (s.saturates) return encode_tile<T, kTwosComplement, Path::kClamp>(p, f, s, x, rows, next, codes, statistics);
-  if (fits_table(p.spec)) return encode_tile<T, kTwosComplement, Path::kTable>(p, f, s, x, rows, next, codes, statistics);
+  if (fits_table(p.spec))
+    return encode_tile<T, kTwosComplement, Path::kTable>(p, f, s, x, rows, next, codes, statistics);
   return encode_tile<T, kTwosComplement, Path::kPlain>(p, f, s, x, rows, next, codes, statistics);
 }
 
