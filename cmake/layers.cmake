@@ -36,6 +36,7 @@ endforeach()
 target_link_libraries(dovetail_base PRIVATE PkgConfig::hwloc)
 target_link_libraries(dovetail_data PRIVATE PkgConfig::sentencepiece PkgConfig::utf8proc)
 target_link_libraries(dovetail_ops PRIVATE PkgConfig::hwy)
+target_link_libraries(dovetail_mx PRIVATE PkgConfig::hwy)
 target_include_directories(dovetail_comm SYSTEM PRIVATE ${CMAKE_SOURCE_DIR}/dovetail/comm/gloo_declarations)
 
 # Parquet in a module of its own, opened when a Parquet file is read: Arrow is 60 MB that nothing else needs.

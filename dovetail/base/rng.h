@@ -16,6 +16,7 @@ enum class RandomStream : uint64_t {
   kSample = 3,
   kDropout = 4,
   kMixture = 5,
+  kQuantize = 6,
   kTest = 99
 };
 

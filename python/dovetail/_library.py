@@ -5,7 +5,7 @@ import os
 import pathlib
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
-LIBRARY = "libdovetail_ops.so"
+LIBRARIES = ["libdovetail_ops.so", "libdovetail_mx.so"]  # each after those it is built on
 
 
 def library_folder() -> pathlib.Path:
@@ -15,10 +15,12 @@ def library_folder() -> pathlib.Path:
     if override:
         candidates = [pathlib.Path(override)]
     for folder in candidates:
-        if (folder / LIBRARY).exists():
+        if all((folder / library).exists() for library in LIBRARIES):
             return folder
     searched = ", ".join(str(c) for c in candidates)
-    raise ImportError(f"dovetail: {LIBRARY} is in none of: {searched}. In a checkout, run ./dev build first.")
+    raise ImportError(
+        f"dovetail: {' and '.join(LIBRARIES)} are in none of: {searched}. In a checkout, run ./dev build first."
+    )
 
 
 def load() -> None:
@@ -26,7 +28,9 @@ def load() -> None:
 
     if not torch.__version__.startswith("2.11."):
         raise ImportError(f"dovetail is built for torch 2.11, found {torch.__version__}: pip install 'torch==2.11.*'")
-    torch.ops.load_library(str(library_folder() / LIBRARY))
+    folder = library_folder()
+    for library in LIBRARIES:
+        torch.ops.load_library(str(folder / library))
 
 
 def version() -> str:

@@ -1,0 +1,114 @@
+// One side of bench/mx_quantize.py: quantizes and copies on request. It reads commands from its input, one a line, and
+// answers each with one line of JSON:
+//   time CASE DTYPE   CASE memcpy, row, column, both or new; DTYPE fp32 or bf16 -> {"seconds": ..., "bytes": ...}
+// memcpy, row, column and both write memory that is there; new is row with its allocation, as the peers do it. Bytes
+// are those read plus those written. The first line it prints says what it is. layer: mx
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstring>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/machine.h"
+#include "dovetail/base/parallel.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/mx/quantize.h"
+#include "dovetail/ops/dispatch.h"
+
+namespace dovetail {
+namespace {
+
+int64_t bytes_of(const mx::MXTensor& x) { return x.defined() ? x.codes().numel() + x.scales().numel() : 0; }
+
+/// As many pieces as threads, each one call of memcpy.
+void copy_bytes(const at::Tensor& from, const at::Tensor& to) {
+  const auto bytes = static_cast<int64_t>(from.nbytes());
+  const auto* source = static_cast<const char*>(from.const_data_ptr());
+  auto* target = static_cast<char*>(to.mutable_data_ptr());
+  const int64_t threads = at::get_num_threads();
+  parallel_pieces(bytes, (bytes + threads - 1) / threads, [&](int64_t begin, int64_t end) {
+    std::memcpy(target + begin, source + begin, static_cast<size_t>(end - begin));
+  });
+}
+
+class Bench {
+ public:
+  Bench(int64_t size, const mx::QuantizeSpec& spec)
+      : fp32_(at::randn({size, size})), bf16_(fp32_.to(at::kBFloat16)), copy_(at::zeros_like(fp32_)), spec_(spec) {
+    spec_.copies = mx::Copies::kRowAndColumn;
+    out_ = mx::quantize(fp32_, spec_);
+  }
+
+  nlohmann::json time(const std::string& name, const std::string& dtype) {
+    user_check(dtype == "fp32" || dtype == "bf16", "no dtype is named \"{}\"; use fp32 or bf16", dtype);
+    const at::Tensor& x = dtype == "fp32" ? fp32_ : bf16_;
+    auto bytes = static_cast<int64_t>(x.nbytes());
+    const double begin = now_seconds();
+    if (name == "memcpy") {
+      copy_bytes(x, copy_);
+      return {{"seconds", now_seconds() - begin}, {"bytes", 2 * bytes}};
+    }
+    user_check(name == "row" || name == "column" || name == "both" || name == "new",
+               "no case is named \"{}\"; use memcpy, row, column, both or new", name);
+    spec_.copies = name == "both"     ? mx::Copies::kRowAndColumn
+                   : name == "column" ? mx::Copies::kColumn
+                                      : mx::Copies::kRow;
+    double seconds = 0;
+    if (name == "new") {
+      const mx::Quantized out = mx::quantize(x, spec_);
+      seconds = now_seconds() - begin;
+    } else {
+      mx::quantize_into(x, spec_, out_);
+      seconds = now_seconds() - begin;
+    }
+    bytes +=
+        (name == "column" ? 0 : bytes_of(out_.row)) + (spec_.copies == mx::Copies::kRow ? 0 : bytes_of(out_.column));
+    return {{"seconds", seconds}, {"bytes", bytes}};
+  }
+
+ private:
+  at::Tensor fp32_, bf16_, copy_;
+  mx::QuantizeSpec spec_;
+  mx::Quantized out_;
+};
+
+int run(int argc, char** argv) {
+  int threads = at::get_num_threads();
+  int64_t size = 4096;
+  std::string format = "e4m3", mode = "round_up";
+  CLI::App app("One side of bench/mx_quantize.py: commands on its input, answers in JSON.", "bench_mx_quantize");
+  app.add_option("--threads", threads, "threads")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--size", size, "rows and columns")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--format", format, "element format")->capture_default_str();
+  app.add_option("--scale-mode", mode, "scale mode")->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  at::set_num_threads(threads);
+  Bench bench(size, {.format = mx::parse_format(format), .scale_mode = mx::parse_scale_mode(mode)});
+  std::cout << nlohmann::json{{"machine", machine_json()}, {"simd", simd_level_name(simd_level())}} << std::endl;
+  for (std::string line; std::getline(std::cin, line);) {
+    std::istringstream words(line);
+    std::string command, name, dtype;
+    words >> command >> name >> dtype;
+    user_check(command == "time", "unknown command \"{}\"", line);
+    std::cout << bench.time(name, dtype) << std::endl;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace dovetail
+
+int main(int argc, char** argv) {
+  try {
+    return dovetail::run(argc, argv);
+  } catch (const dovetail::UserError& error) {
+    std::cerr << dovetail::describe_error(error) << "\n";
+    return 2;
+  }
+}

@@ -1,0 +1,75 @@
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "dovetail/base/error.h"
+#include "dovetail/mx/quantize.h"
+#include "dovetail/ops/dispatch.h"
+
+/// torch.ops.dovetail.mx_*; the functions know the meta device themselves.
+namespace dovetail::mx {
+
+namespace {
+
+struct Axis {
+  int64_t index;
+  Orientation orientation;  ///< of the tensor with this axis moved to where `moves` says
+  bool moves;               ///< to the front
+};
+
+/// The last axis makes row blocks, the first column blocks; one between them is moved to the front for the time being.
+Axis find_axis(const char* name, const at::Tensor& x, int64_t axis) {
+  user_check(x.dim() >= 1 && axis >= -x.dim() && axis < x.dim(), "{}: axis {} of a tensor that is {}", name, axis,
+             describe(x));
+  const int64_t index = axis < 0 ? axis + x.dim() : axis;
+  return {index, index == x.dim() - 1 ? Orientation::kRow : Orientation::kColumn, index > 0 && index < x.dim() - 1};
+}
+
+std::tuple<at::Tensor, at::Tensor> library_quantize(const at::Tensor& x, c10::string_view format,
+                                                    c10::string_view scale_mode, int64_t axis_in,
+                                                    c10::string_view non_finite) {
+  const Axis axis = find_axis("mx_quantize", x, axis_in);
+  const bool rows = axis.orientation == Orientation::kRow;
+  const Quantized quantized = quantize(axis.moves ? x.movedim(axis.index, 0) : x,
+                                       {.format = parse_format({format.data(), format.size()}),
+                                        .scale_mode = parse_scale_mode({scale_mode.data(), scale_mode.size()}),
+                                        .non_finite = parse_non_finite({non_finite.data(), non_finite.size()}),
+                                        .copies = rows ? Copies::kRow : Copies::kColumn});
+  const MXTensor& copy = rows ? quantized.row : quantized.column;
+  if (!axis.moves) return {copy.codes(), copy.scales()};
+  return {copy.codes().movedim(0, axis.index).contiguous(), copy.scales().movedim(0, axis.index).contiguous()};
+}
+
+at::Tensor library_dequantize(const at::Tensor& codes, const at::Tensor& scales, c10::string_view format,
+                              int64_t axis_in, at::ScalarType dtype) {
+  const Axis axis = find_axis("mx_dequantize", codes, axis_in);
+  const bool scales_move = axis.moves && scales.dim() == codes.dim();  // else they cannot fit, as MXTensor says
+  const MXTensor tensor(axis.moves ? codes.movedim(axis.index, 0) : codes,
+                        scales_move ? scales.movedim(axis.index, 0) : scales,
+                        parse_format({format.data(), format.size()}), axis.orientation);
+  const at::Tensor y = dequantize(tensor, dtype);
+  return axis.moves ? y.movedim(0, axis.index).contiguous() : y;
+}
+
+}  // namespace
+
+}  // namespace dovetail::mx
+
+TORCH_LIBRARY_FRAGMENT(dovetail, m) {
+  m.def(
+      "mx_quantize(Tensor x, str format=\"e4m3\", str scale_mode=\"round_up\", int axis=-1, str non_finite=\"poison\") "
+      "-> (Tensor codes, Tensor scales)");
+  m.def(
+      "mx_dequantize(Tensor codes, Tensor scales, str format=\"e4m3\", int axis=-1, ScalarType dtype=float) -> Tensor");
+}
+
+// By device, not for all at once as the differentiable operations: so a tensor without memory, of torch.compile's
+// tracing too, finds the function that only computes shapes.
+TORCH_LIBRARY_IMPL(dovetail, CPU, m) {
+  m.impl("mx_quantize", dovetail::mx::library_quantize);
+  m.impl("mx_dequantize", dovetail::mx::library_dequantize);
+}
+
+TORCH_LIBRARY_IMPL(dovetail, Meta, m) {
+  m.impl("mx_quantize", dovetail::mx::library_quantize);
+  m.impl("mx_dequantize", dovetail::mx::library_dequantize);
+}

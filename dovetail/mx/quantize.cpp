@@ -1,0 +1,149 @@
+#include "dovetail/mx/quantize.h"
+
+#include <ATen/ATen.h>
+
+#include <optional>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/mx/quantize_simd.h"
+#include "dovetail/ops/dispatch.h"
+
+namespace dovetail::mx {
+
+namespace {
+
+/// Codes of this size and more leave the second-level cache before anyone reads them.
+constexpr int64_t kStreamedBytes = int64_t{4} << 20;
+
+std::optional<Source> source_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return Source::kFloat32;
+    case at::kBFloat16:
+      return Source::kBFloat16;
+    case at::kHalf:
+      return Source::kFloat16;
+    default:
+      return std::nullopt;
+  }
+}
+
+MXTensor empty_like(const at::Tensor& x, Format format, Orientation orientation) {
+  const auto bytes = x.options().dtype(at::kByte).memory_format(at::MemoryFormat::Contiguous).requires_grad(false);
+  return {at::empty(x.sizes(), bytes), at::empty(scale_sizes(x.sizes(), orientation), bytes), format, orientation};
+}
+
+QuantizeTarget target_of(const MXTensor& tensor) {
+  return {tensor.codes().mutable_data_ptr<uint8_t>(), tensor.scales().mutable_data_ptr<uint8_t>()};
+}
+
+/// x as a matrix whose rows are what a row copy lays its blocks along, or whose columns are what a column copy does.
+/// Both at once need x to be a matrix, or a vector, which has one row and `cols` column blocks of one element.
+QuantizeProblem problem_of(const at::Tensor& x, const QuantizeSpec& spec, Orientation orientation) {
+  const ElementSpec& element = element_spec(spec.format);
+  const int64_t rows = orientation == Orientation::kRow ? x.numel() / std::max<int64_t>(x.size(-1), 1) : x.size(0);
+  return {.rows = rows,
+          .cols = x.numel() / std::max<int64_t>(rows, 1),
+          .source = *source_of(x.scalar_type()),
+          .x = x.const_data_ptr(),
+          .spec = element,
+          .addend = scale_addend(element, spec.scale_mode),
+          .saturate_non_finite = spec.non_finite == NonFinite::kSaturate,
+          .stochastic = spec.rounding == Rounding::kStochastic,
+          .seed = spec.seed,
+          .stream = x.numel() >= kStreamedBytes};
+}
+
+bool wants_row(const QuantizeSpec& spec) { return spec.copies == Copies::kRow || spec.copies == Copies::kRowAndColumn; }
+bool wants_column(const QuantizeSpec& spec) {
+  return spec.copies == Copies::kColumn || spec.copies == Copies::kRowAndColumn;
+}
+
+void check_copy(const MXTensor& copy, const at::Tensor& x, const QuantizeSpec& spec, Orientation orientation) {
+  user_check(copy.defined() && copy.sizes() == x.sizes() && copy.format() == spec.format &&
+                 copy.orientation() == orientation && copy.codes().device() == x.device(),
+             "mx::quantize_into: x is {}, but its {} copy is {}, {}", describe(x), name(orientation),
+             describe(copy.codes()), name(copy.format()));
+}
+
+void check_input(const at::Tensor& x) {
+  user_check(x.defined(), "mx::quantize: x is undefined");
+  user_check(source_of(x.scalar_type()).has_value(),
+             "mx::quantize: x must be float32, bfloat16 or float16, but is {}; convert it first", describe(x));
+  user_check(x.dim() >= 1, "mx::quantize: x must have a dimension to lay blocks along, but is {}", describe(x));
+  user_check(x.device().is_cpu() || x.is_meta(), "mx::quantize: only CPU tensors can be quantized, but x is {}",
+             describe(x));
+}
+
+}  // namespace
+
+Quantized quantize(const at::Tensor& x, const QuantizeSpec& spec) {
+  check_input(x);
+  Quantized out;
+  if (wants_row(spec)) out.row = empty_like(x, spec.format, Orientation::kRow);
+  if (wants_column(spec)) out.column = empty_like(x, spec.format, Orientation::kColumn);
+  if (spec.copies == Copies::kSquare) out.square = empty_like(x, spec.format, Orientation::kSquare);
+  quantize_into(x, spec, out);
+  return out;
+}
+
+void quantize_into(const at::Tensor& x_in, const QuantizeSpec& spec, Quantized& out) {
+  check_input(x_in);
+  const bool row = wants_row(spec), column = wants_column(spec);
+  if (row) check_copy(out.row, x_in, spec, Orientation::kRow);
+  if (column) check_copy(out.column, x_in, spec, Orientation::kColumn);
+  if (!row && !column) check_copy(out.square, x_in, spec, Orientation::kSquare);
+  out.row_statistics = out.column_statistics = out.square_statistics = {};
+  if (x_in.is_meta() || x_in.numel() == 0) return;
+
+  const TraceSpan span("dovetail::mx_quantize");
+  simd_level();  // DOVETAIL_SIMD takes effect before the first kernel runs
+  const at::Tensor x = x_in.detach().contiguous();
+  // Only a matrix has its row and its column blocks in one view.
+  const bool together = !(row && column) || x.dim() == 2;
+  QuantizeProblem problem = problem_of(x, spec, row ? Orientation::kRow : Orientation::kColumn);
+  if (row) problem.row = target_of(out.row);
+  if (column && together) problem.column = target_of(out.column);
+  if (!row && !column) problem.square = target_of(out.square);
+  QuantizeCounts counts = quantize_blocks(problem);
+  if (!together) {
+    problem = problem_of(x, spec, Orientation::kColumn);
+    problem.column = target_of(out.column);
+    counts.add(quantize_blocks(problem));
+  }
+  out.row_statistics = counts.row;
+  out.column_statistics = counts.column;
+  out.square_statistics = counts.square;
+}
+
+at::Tensor dequantize(const MXTensor& x, at::ScalarType dtype) {
+  user_check(x.defined(), "mx::dequantize: the tensor is undefined");
+  user_check(dtype == at::kFloat || dtype == at::kBFloat16,
+             "mx::dequantize: a microscaling tensor becomes float32 or bfloat16, not {}", c10::toString(dtype));
+  user_check(x.codes().device().is_cpu() || x.codes().is_meta(), "mx::dequantize: only on CPU, but codes are {}",
+             describe(x.codes()));
+  const TraceSpan span("dovetail::mx_dequantize");
+  simd_level();
+  const at::Tensor y = at::empty(x.sizes(), x.codes().options().dtype(dtype));
+  if (y.is_meta() || y.numel() == 0) return y;
+  const bool along_rows = x.orientation() == Orientation::kRow;
+  const int64_t rows = along_rows ? y.numel() / y.size(-1) : y.size(0), cols = y.numel() / rows;
+  const DequantizeProblem problem{
+      .rows = rows,
+      .cols = cols,
+      .row_block = along_rows ? 1 : kBlock,
+      .col_block = x.orientation() == Orientation::kColumn ? 1 : kBlock,
+      .codes = x.codes().const_data_ptr<uint8_t>(),
+      .scales = x.scales().const_data_ptr<uint8_t>(),
+      .spec = element_spec(x.format()),
+  };
+  if (dtype == at::kFloat) {
+    dequantize_blocks(problem, y.mutable_data_ptr<float>());
+  } else {
+    dequantize_blocks(problem, static_cast<uint16_t*>(y.mutable_data_ptr()));
+  }
+  return y;
+}
+
+}  // namespace dovetail::mx

@@ -1,0 +1,296 @@
+// One vector of elements through a microscaling format, and the reductions around it.
+// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through foreach_target.
+#if defined(DOVETAIL_MX_QUANTIZE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DOVETAIL_MX_QUANTIZE_INL_H_
+#undef DOVETAIL_MX_QUANTIZE_INL_H_
+#else
+#define DOVETAIL_MX_QUANTIZE_INL_H_
+#endif
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <type_traits>
+
+#include "dovetail/mx/codec.h"
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+
+// Loops over a few vectors that are meant to stay in registers; -O2 alone keeps them as loops over memory.
+#undef DOVETAIL_UNROLL
+#define DOVETAIL_UNROLL _Pragma("GCC unroll 8")
+
+HWY_BEFORE_NAMESPACE();
+namespace dovetail::mx {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+#if HWY_TARGET != HWY_SCALAR
+
+using FloatTag = hn::ScalableTag<float>;
+using FloatVector = hn::Vec<FloatTag>;
+using BitsTag = hn::RebindToUnsigned<FloatTag>;
+using BitsVector = hn::Vec<BitsTag>;
+using HalfTag = hn::Rebind<uint16_t, FloatTag>;
+using ByteTag = hn::Repartition<uint8_t, BitsTag>;
+using ByteVector = hn::Vec<ByteTag>;
+constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(FloatTag()));
+/// Vectors whose codes fill one vector of bytes.
+constexpr int kPack = 4;
+constexpr int64_t kPacked = kPack * kLanes;
+/// Bytes of a cache line. Codes that go past the caches must fill one at once.
+constexpr int64_t kLine = 64;
+
+/// The 16 bits of an input element. Types of their own, since both lie in memory as uint16_t.
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+
+HWY_INLINE BitsVector splat(uint32_t value) { return hn::Set(BitsTag(), value); }
+HWY_INLINE FloatVector as_float(BitsVector v) { return hn::BitCast(FloatTag(), v); }
+HWY_INLINE BitsVector as_bits(FloatVector v) { return hn::BitCast(BitsTag(), v); }
+
+/// Bits of the input type, in the low half for 16 bits, made those of a float32. The magnitudes keep their order.
+template <class T>
+HWY_INLINE BitsVector widen(BitsVector v) {
+  if constexpr (sizeof(T) == 4) return v;
+  if constexpr (std::is_same_v<T, BFloat16>) return hn::ShiftLeft<16>(v);
+  if constexpr (std::is_same_v<T, Float16>) {
+    // A subnormal gets the exponent -14 and loses the implicit one by a subtraction of normal numbers.
+    constexpr uint32_t kSmallestNormal = 113u << 23;
+    const BitsVector sign = hn::ShiftLeft<16>(hn::And(v, splat(0x8000)));
+    const BitsVector magnitude = hn::ShiftLeft<13>(hn::And(v, splat(0x7fff)));
+    const BitsVector normal = hn::Add(magnitude, splat(112u << 23));
+    const BitsVector subnormal =
+        as_bits(hn::Sub(as_float(hn::Add(magnitude, splat(kSmallestNormal))), as_float(splat(kSmallestNormal))));
+    const BitsVector infinite = hn::Or(magnitude, splat(bits::kInfinity));
+    const BitsVector finite = hn::IfThenElse(hn::Lt(magnitude, splat(1u << 23)), subnormal, normal);
+    return hn::Or(sign, hn::IfThenElse(hn::Lt(magnitude, splat(31u << 23)), finite, infinite));
+  }
+}
+
+/// kLanes elements as the bits of float32.
+HWY_INLINE BitsVector load_bits(const float* from) {
+  return hn::LoadU(BitsTag(), reinterpret_cast<const uint32_t*>(from));
+}
+template <class T>
+HWY_INLINE BitsVector load_bits(const T* from) {
+  return widen<T>(hn::PromoteTo(BitsTag(), hn::LoadU(HalfTag(), reinterpret_cast<const uint16_t*>(from))));
+}
+
+/// kPacked elements. Those of 16 bits come as even and odd ones of 2 kLanes, which costs least; `pack` knows.
+HWY_INLINE void load_pack(const float* from, BitsVector (&to)[kPack]) {
+  DOVETAIL_UNROLL
+  for (int v = 0; v < kPack; ++v) to[v] = load_bits(from + v * kLanes);
+}
+template <class T>
+HWY_INLINE void load_pack(const T* from, BitsVector (&to)[kPack]) {
+  DOVETAIL_UNROLL
+  for (int v = 0; v < kPack; v += 2) {
+    const BitsVector pairs = hn::LoadU(BitsTag(), reinterpret_cast<const uint32_t*>(from + v * kLanes));
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      to[v] = hn::ShiftLeft<16>(pairs);
+      to[v + 1] = hn::And(pairs, splat(0xffff0000));
+    } else {
+      to[v] = widen<T>(hn::And(pairs, splat(0xffff)));
+      to[v + 1] = widen<T>(hn::ShiftRight<16>(pairs));
+    }
+  }
+}
+
+/// kPacked numbers, one for each element, in the order in which `load_pack` brings elements of T.
+template <class T>
+HWY_INLINE void load_for_pack(const float* from, FloatVector (&to)[kPack]) {
+  const FloatTag d;
+  DOVETAIL_UNROLL
+  for (int v = 0; v < kPack; v += 2) {
+    const FloatVector low = hn::LoadU(d, from + v * kLanes), high = hn::LoadU(d, from + (v + 1) * kLanes);
+    to[v] = sizeof(T) == 4 ? low : hn::ConcatEven(d, high, low);
+    to[v + 1] = sizeof(T) == 4 ? high : hn::ConcatOdd(d, high, low);
+  }
+}
+
+/// The bits of `yes` where the mask has ones. (IfVecThenElse looks at whole bytes before AVX-512.)
+HWY_INLINE BitsVector select_bits(BitsVector mask, BitsVector yes, BitsVector no) {
+#if HWY_TARGET == HWY_AVX3
+  return hn::IfVecThenElse(mask, yes, no);
+#else
+  return hn::Or(hn::And(mask, yes), hn::AndNot(mask, no));
+#endif
+}
+
+/// Constants of one format.
+struct Encoder {
+  explicit Encoder(const ElementSpec& spec)
+      : shift(static_cast<uint32_t>(bits::kFractionBits - spec.mantissa_bits)),
+        min_normal(static_cast<uint32_t>(spec.min_exponent + bits::kExponentBias) << bits::kFractionBits),
+        code_mask((1u << (spec.bits - 1)) - 1),
+        sign_shift(static_cast<uint32_t>(32 - spec.bits)),
+        max_bits(static_cast<uint32_t>(spec.max_exponent + bits::kExponentBias) << bits::kFractionBits |
+                 spec.max_fraction),
+        magic((shift << bits::kFractionBits) + ((0u - (min_normal >> shift)) & 0xff)) {}
+  uint32_t shift, min_normal, code_mask, sign_shift, max_bits, magic;
+};
+
+/// The same in registers, for the length of a loop whose stores the compiler must take for stores to an Encoder.
+struct Constants {
+  BitsVector magnitude, exponent, shift, min_normal, code_mask, sign_shift, max_bits, magic;
+  BitsVector steps;  ///< of Path::kTable, by the low bits of the exponent
+};
+HWY_INLINE Constants constants_of(const Encoder& f) {
+  HWY_ALIGN uint32_t steps[std::max<int64_t>(kLanes, 16)];
+  for (uint32_t i = 0; i < 16; ++i) {
+    const uint32_t place = f.min_normal + (i << bits::kFractionBits);
+    steps[(place >> bits::kFractionBits) % 16] = place + f.magic + (place >> f.shift) % 256;
+  }
+  return {splat(bits::kMagnitude), splat(bits::kInfinity), splat(f.shift),
+          splat(f.min_normal),     splat(f.code_mask),     splat(f.sign_shift),
+          splat(f.max_bits),       splat(f.magic),         hn::Load(BitsTag(), steps)};
+}
+
+struct Energies {
+  FloatVector signal, error;  ///< in units of the block's scale
+};
+
+/// How `encode` finds 2^(e + shift): by arithmetic; so too where numbers beyond the largest may come and are clamped;
+/// or in a table of 16 exponents, which AVX-512 looks up in one instruction, with the exponent's part of the code in
+/// it.
+enum class Path { kPlain, kClamp, kTable };
+
+HWY_INLINE bool fits_table(const ElementSpec& spec) {
+  return HWY_TARGET == HWY_AVX3 && spec.max_exponent - spec.min_exponent < 16;
+}
+
+HWY_INLINE BitsVector lookup_step(const Constants& c, BitsVector normal) {
+#if HWY_TARGET == HWY_AVX3
+  // The instruction reads the four low bits of an index.
+  const BitsVector exponent = hn::ShiftRight<bits::kFractionBits>(normal);
+  return hn::TableLookupLanes(c.steps, hn::Indices512<uint32_t>{exponent.raw});
+#else
+  return normal;
+#endif
+}
+
+/// The codes of a vector, one in each lane, and its energies added up. `inverse` is the power of two that divides by
+/// the scale: an exact product, whose result below 2^-126 is zero in any case.
+///
+/// t + 2^(e + shift), e the exponent of t or the smallest normal one, has its last place at that of the format: the
+/// addition is the rounding (the technique of Dekker 1971), and its low bits count units of that place. `magic` also
+/// holds the constant that makes these bits, plus the exponent, the code; it is even, so ties fall as they should.
+///
+template <bool kTwosComplement, Path kPath>
+HWY_INLINE BitsVector encode(const Constants& c, BitsVector x, FloatVector inverse, Energies& energies) {
+  const FloatVector scaled = hn::Mul(as_float(hn::And(x, c.magnitude)), inverse);
+  const BitsVector t = kPath == Path::kClamp ? hn::Min(as_bits(scaled), c.max_bits) : as_bits(scaled);
+  const BitsVector normal = hn::Max(t, c.min_normal), place = hn::And(normal, c.exponent);
+  const FloatVector step = as_float(kPath == Path::kTable ? lookup_step(c, normal) : hn::Add(place, c.magic));
+  const FloatVector sum = hn::Add(as_float(t), step);
+  const FloatVector difference = hn::Sub(scaled, hn::Sub(sum, step));
+  energies.signal = hn::MulAdd(scaled, scaled, energies.signal);
+  energies.error = hn::MulAdd(difference, difference, energies.error);
+  const BitsVector code = kPath == Path::kTable ? as_bits(sum) : hn::Add(as_bits(sum), hn::Shr(place, c.shift));
+  if constexpr (kTwosComplement) {
+    const hn::RebindToSigned<BitsTag> di;
+    const BitsVector sign = hn::BitCast(BitsTag(), hn::BroadcastSignBit(hn::BitCast(di, x)));
+    return hn::Sub(hn::Xor(code, sign), sign);
+  }
+  return select_bits(c.code_mask, code, hn::Shr(x, c.sign_shift));
+}
+
+/// The low bytes of four vectors, in the order of the elements of T that `load_pack` has brought.
+template <class T>
+HWY_INLINE ByteVector pack(const BitsVector (&codes)[kPack]) {
+  const hn::Repartition<uint16_t, BitsTag> d16;
+  const auto low = hn::OddEven(hn::BitCast(d16, hn::ShiftLeft<16>(codes[2])), hn::BitCast(d16, codes[0]));
+  const auto high = hn::OddEven(hn::BitCast(d16, hn::ShiftLeft<16>(codes[3])), hn::BitCast(d16, codes[1]));
+  const BitsVector quads =
+      select_bits(splat(0x00ff00ff), hn::BitCast(BitsTag(), low), hn::BitCast(BitsTag(), hn::ShiftLeft<8>(high)));
+  // Bytes of four neighbouring lanes: by vector for float32, pairs of even and odd by two vectors for 16 bits.
+  alignas(16) static constexpr uint8_t kByVector[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+  alignas(16) static constexpr uint8_t kByPair[16] = {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
+  const ByteVector bytes = hn::TableLookupBytes(hn::BitCast(ByteTag(), quads),
+                                                hn::LoadDup128(ByteTag(), sizeof(T) == 4 ? kByVector : kByPair));
+  if constexpr (kLanes == 4) return bytes;
+  constexpr int64_t kPart = sizeof(T) == 4 ? kLanes / 4 : kLanes / 2, kWords = sizeof(T) == 4 ? 1 : 2;
+  alignas(64) static constexpr auto kOrder = [] {
+    std::array<int32_t, kLanes> order = {};
+    for (int64_t i = 0; i < kLanes; ++i)
+      order[static_cast<size_t>(i)] = static_cast<int32_t>(i % kPart / kWords * 4 + i / kPart * kWords + i % kWords);
+    return order;
+  }();
+  return hn::BitCast(
+      ByteTag(), hn::TableLookupLanes(hn::BitCast(BitsTag(), bytes), hn::SetTableIndices(BitsTag(), kOrder.data())));
+}
+
+/// Past the caches where `stream` says so and the address can.
+HWY_INLINE void store_codes(ByteVector codes, bool stream, uint8_t* to) {
+  if (stream && reinterpret_cast<uintptr_t>(to) % static_cast<uintptr_t>(kPacked) == 0) {
+    hn::Stream(codes, ByteTag(), to);
+  } else {
+    hn::StoreU(codes, ByteTag(), to);
+  }
+}
+
+/// Asks for the memory of a pack that is needed later: memory would be idle while a piece that lies in the cache is
+/// encoded.
+template <class T>
+HWY_INLINE void prefetch_pack(const T* x) {
+  for (int64_t byte = 0; byte < kPacked * static_cast<int64_t>(sizeof(T)); byte += kLine)
+    hwy::Prefetch(reinterpret_cast<const char*>(x) + byte);
+}
+
+/// Largest magnitudes of a block's lanes, as bits of the input type.
+HWY_INLINE BitsVector lane_maxima(const float* x) {
+  const BitsVector mask = splat(bits::kMagnitude);
+  BitsVector most = hn::And(load_bits(x), mask);
+  for (int64_t i = kLanes; i < kBlock; i += kLanes) most = hn::Max(most, hn::And(load_bits(x + i), mask));
+  return most;
+}
+template <class T>
+HWY_INLINE BitsVector lane_maxima(const T* x) {
+  const hn::Repartition<uint16_t, BitsTag> d;
+  const auto mask = hn::Set(d, 0x7fff);
+  const auto* from = reinterpret_cast<const uint16_t*>(x);
+  auto most = hn::And(hn::LoadU(d, from), mask);
+  for (int64_t i = 2 * kLanes; i < kBlock; i += 2 * kLanes) most = hn::Max(most, hn::And(hn::LoadU(d, from + i), mask));
+  const BitsVector pairs = hn::BitCast(BitsTag(), most);
+  return hn::Max(hn::And(pairs, splat(0xffff)), hn::ShiftRight<16>(pairs));
+}
+
+/// The maxima of v's 128-bit parts, stored as four numbers.
+template <class D>
+HWY_INLINE void store_maximum_of_parts(D d, hn::Vec<D> v, uint32_t* to) {
+  if constexpr (hn::MaxLanes(D()) == 4) {
+    hn::StoreU(v, d, to);
+  } else {
+    const hn::Half<D> half;
+    store_maximum_of_parts(half, hn::Max(hn::LowerHalf(half, v), hn::UpperHalf(half, v)), to);
+  }
+}
+
+/// amax[0 .. 4) of four blocks that follow one another.
+template <class T>
+HWY_INLINE void four_block_maxima(const T* x, uint32_t* amax) {
+  const BitsTag d;
+  const hn::Repartition<uint64_t, BitsTag> pairs;
+  const auto fold = [d](BitsVector a, BitsVector b) {
+    return hn::Max(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+  };
+  const auto ab = hn::BitCast(pairs, fold(lane_maxima(x), lane_maxima(x + kBlock)));
+  const auto cd = hn::BitCast(pairs, fold(lane_maxima(x + 2 * kBlock), lane_maxima(x + 3 * kBlock)));
+  const BitsVector low = hn::BitCast(d, hn::InterleaveLower(pairs, ab, cd));
+  const BitsVector high = hn::BitCast(d, hn::InterleaveUpper(pairs, ab, cd));
+  store_maximum_of_parts(d, hn::Max(low, high), amax);
+}
+
+HWY_INLINE float sum_lanes(FloatVector v) { return hn::GetLane(hn::SumOfLanes(FloatTag(), v)); }
+HWY_INLINE int64_t count_true(hn::Mask<BitsTag> mask) { return static_cast<int64_t>(hn::CountTrue(BitsTag(), mask)); }
+
+#endif  // HWY_SCALAR
+}  // namespace HWY_NAMESPACE
+}  // namespace dovetail::mx
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard per target

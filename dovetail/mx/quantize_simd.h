@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+
+#include "dovetail/mx/codec.h"
+#include "dovetail/mx/statistics.h"
+
+/// The CPU kernels behind quantize.h, which see neither ATen nor the precompiled header.
+namespace dovetail::mx {
+
+enum class Source { kFloat32, kBFloat16, kFloat16 };
+
+/// Where codes and scales go; both null: not asked for. Codes (rows, cols).
+struct QuantizeTarget {
+  uint8_t* codes = nullptr;
+  uint8_t* scales = nullptr;
+};
+
+/// x (rows, cols) contiguous. Any of the first two targets together, from one read of x, or the third alone.
+struct QuantizeProblem {
+  int64_t rows = 0, cols = 0;
+  Source source = Source::kFloat32;
+  const void* x = nullptr;
+  ElementSpec spec = {};
+  uint32_t addend = 0;  ///< of the scale mode, see `scale_byte`
+  bool saturate_non_finite = false;
+  bool stochastic = false;
+  uint64_t seed = 0;
+  bool stream = false;  ///< codes go past the caches, which they would not fit into: no line is read to be overwritten
+  QuantizeTarget row;   ///< blocks 1 x 32; scales (rows, ceil(cols / 32))
+  QuantizeTarget column;  ///< blocks 32 x 1; scales (ceil(rows / 32), cols)
+  QuantizeTarget square;  ///< blocks 32 x 32; scales (ceil(rows / 32), ceil(cols / 32))
+};
+
+struct QuantizeCounts {
+  Statistics row, column, square;
+  void add(const QuantizeCounts& other);
+};
+
+/// Quantizes on all threads. The result, the sums of `QuantizeCounts` included, does not depend on their number.
+QuantizeCounts quantize_blocks(const QuantizeProblem& problem);
+
+/// Rows [row, row + rows) by columns [col, col + cols).
+struct PieceRange {
+  int64_t row, rows, col, cols;
+};
+
+/// What is quantized at a time: these many columns at most, of one row or of 32; 32 rows of them are a quarter of a
+/// megabyte in float32, which stays in the second-level cache from one orientation to the other.
+constexpr int64_t kPieceColumns = 2048;
+
+/// One block of any shape, by the codec alone: what the vector kernels do not do exactly (blocks with subnormal or
+/// non-finite numbers). `scale` is one byte, `codes` those of the whole tensor.
+void quantize_exactly(const QuantizeProblem& problem, PieceRange block, uint8_t* codes, uint8_t* scale,
+                      Statistics& statistics);
+
+/// The same for every block of a piece and every target; the processors without vectors, and stochastic rounding.
+void quantize_piece_exactly(const QuantizeProblem& problem, PieceRange piece, QuantizeCounts& counts);
+
+/// Codes (rows, cols) contiguous, in blocks of row_block x col_block (32, or 1); scales (ceil(rows / row_block),
+/// ceil(cols / col_block)).
+struct DequantizeProblem {
+  int64_t rows = 0, cols = 0;
+  int64_t row_block = 1, col_block = kBlock;
+  const uint8_t* codes = nullptr;
+  const uint8_t* scales = nullptr;
+  ElementSpec spec = {};
+};
+void dequantize_blocks(const DequantizeProblem& problem, float* y);
+void dequantize_blocks(const DequantizeProblem& problem, uint16_t* y);  ///< bits of bfloat16
+
+}  // namespace dovetail::mx

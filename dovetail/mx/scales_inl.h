@@ -1,0 +1,139 @@
+// The scales of a group of blocks, and the counts that follow from them.
+// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through foreach_target.
+#if defined(DOVETAIL_MX_SCALES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DOVETAIL_MX_SCALES_INL_H_
+#undef DOVETAIL_MX_SCALES_INL_H_
+#else
+#define DOVETAIL_MX_SCALES_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "dovetail/mx/quantize_inl.h"
+#include "dovetail/mx/quantize_simd.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace dovetail::mx {
+namespace HWY_NAMESPACE {
+#if HWY_TARGET != HWY_SCALAR
+
+constexpr int64_t kChunk = kPieceColumns;
+constexpr int64_t kChunkBlocks = kChunk / kBlock;
+constexpr int64_t kGroup = 4 * kBlock;               // whole groups of a row go through without copies
+constexpr uint32_t kSmallestNormalAmax = 47u << 23;  // 2^-80: below it half of the last place may be subnormal
+
+/// What the blocks of one group need: for each the scale byte, 2^-X, and 4^(X - largest X), which adds up energies.
+struct Scales {
+  HWY_ALIGN uint32_t amax[kChunkBlocks];  ///< bits of the input type, then of float32
+  HWY_ALIGN uint32_t byte[kChunkBlocks];
+  HWY_ALIGN float inverse[kChunkBlocks];
+  HWY_ALIGN float weight[kChunkBlocks];
+  int largest = 0;         ///< byte
+  bool saturates = false;  ///< any of the blocks
+};
+static_assert(kPacked <= kChunkBlocks, "a tile of columns is a group too");
+
+/// Counts of one call, added to the statistics when the call has found nothing that it leaves to `quantize_exactly`.
+struct ScaleCounts {
+  BitsVector most, least_byte, most_byte, special;
+  int64_t zero, saturating, floor_saturated;
+};
+
+template <class T>
+HWY_INLINE void choose_scale(const QuantizeProblem& p, const Encoder& f, Scales& s, int64_t i, ScaleCounts& counts) {
+  const BitsTag d;
+  const hn::RebindToSigned<BitsTag> di;
+  const BitsVector a = widen<T>(hn::Load(d, s.amax + i));
+  const auto exponent = hn::ShiftRight<bits::kFractionBits>(hn::Add(a, splat(p.addend)));
+  const auto shifted = hn::Sub(hn::BitCast(di, exponent), hn::Set(di, p.spec.max_exponent));
+  const BitsVector byte = hn::BitCast(d, hn::Max(shifted, hn::Zero(di)));
+  const auto zero = hn::Eq(a, splat(0));
+  const auto tiny = hn::Lt(hn::Sub(a, splat(1)), splat(kSmallestNormalAmax - 1));
+  const auto special =
+      hn::Or(hn::Or(tiny, hn::Gt(a, splat(bits::kInfinity - 1))), hn::Gt(byte, splat(kLargestScale - 1)));
+  counts.special = hn::Or(counts.special, hn::VecFromMask(d, special));
+  counts.most = hn::Max(counts.most, a);
+  counts.most_byte = hn::Max(counts.most_byte, byte);
+  counts.least_byte = hn::Min(counts.least_byte, hn::IfThenElse(zero, splat(255), byte));
+  counts.zero += count_true(zero);
+  counts.floor_saturated += count_true(hn::Gt(hn::And(a, splat(bits::kFraction)), splat(p.spec.max_fraction)));
+  const BitsVector limit =
+      hn::Add(hn::ShiftLeft<bits::kFractionBits>(hn::Sub(byte, splat(kScaleBias))), splat(f.max_bits));
+  counts.saturating += count_true(hn::Gt(a, limit));
+  hn::Store(a, d, s.amax + i);
+  hn::Store(byte, d, s.byte + i);
+  hn::Store(as_float(hn::ShiftLeft<bits::kFractionBits>(hn::Sub(splat(254), byte))), FloatTag(), s.inverse + i);
+}
+
+/// s.amax to everything else of s, for `count` blocks; beyond them, up to whole vectors, amax must be zero. The scale
+/// bytes go to `scales`. False, and nothing counted, where a block needs `quantize_exactly`.
+template <class T>
+bool choose_scales(const QuantizeProblem& p, const Encoder& f, Scales& s, int64_t count, uint8_t* scales,
+                   Statistics& statistics) {
+  const BitsTag d;
+  const hn::RebindToSigned<BitsTag> di;
+  const int64_t padded = hwy::RoundUpTo(static_cast<size_t>(count), static_cast<size_t>(kLanes));
+  ScaleCounts counts = {splat(0), splat(255), splat(0), splat(0), 0, 0, 0};
+  for (int64_t i = 0; i < padded; i += kLanes) choose_scale<T>(p, f, s, i, counts);
+  if (!hn::AllTrue(d, hn::Eq(counts.special, splat(0)))) return false;
+  s.largest = static_cast<int>(hn::GetLane(hn::MaxOfLanes(d, counts.most_byte)));
+  s.saturates = counts.saturating != 0;
+  for (int64_t i = 0; i < padded; i += kLanes) {
+    const auto byte = hn::BitCast(di, hn::Load(d, s.byte + i));
+    const auto twice = hn::ShiftLeft<1>(hn::Sub(byte, hn::Set(di, s.largest)));
+    const auto field = hn::Max(hn::Add(twice, hn::Set(di, bits::kExponentBias)), hn::Zero(di));
+    hn::Store(hn::BitCast(FloatTag(), hn::ShiftLeft<bits::kFractionBits>(field)), FloatTag(), s.weight + i);
+    const hn::Rebind<uint8_t, BitsTag> d8;
+    if (i + kLanes <= count) {
+      hn::StoreU(hn::DemoteTo(d8, byte), d8, scales + i);
+    } else {
+      for (int64_t j = i; j < count; ++j) scales[j] = static_cast<uint8_t>(s.byte[j]);
+    }
+  }
+  statistics.blocks += count;
+  statistics.zero_blocks += counts.zero - (padded - count);
+  statistics.saturating_blocks += counts.saturating;
+  statistics.floor_saturated_blocks += counts.floor_saturated;
+  statistics.amax_bits = std::max(statistics.amax_bits, hn::GetLane(hn::MaxOfLanes(d, counts.most)));
+  statistics.min_scale =
+      std::min(statistics.min_scale, static_cast<int>(hn::GetLane(hn::MinOfLanes(d, counts.least_byte))));
+  statistics.max_scale = std::max(statistics.max_scale, s.largest);
+  return true;
+}
+
+/// Scale byte to the largest magnitude that rounds to zero, and to that which does not saturate.
+HWY_INLINE BitsVector underflow_limit(const ElementSpec& spec, BitsVector byte) {
+  const auto last = static_cast<uint32_t>(spec.min_exponent - spec.mantissa_bits - 1);
+  return hn::ShiftLeft<bits::kFractionBits>(hn::Add(byte, splat(last)));
+}
+HWY_INLINE BitsVector saturation_limit(const Encoder& f, BitsVector byte) {
+  return hn::Add(hn::ShiftLeft<bits::kFractionBits>(hn::Sub(byte, splat(kScaleBias))), splat(f.max_bits));
+}
+
+/// Codes of one vector's worth of bytes have been made; `least` is their smallest magnitude so far. Only where a zero
+/// is among them, or a block saturates, are the elements looked at once more.
+template <class T>
+HWY_INLINE void count_limits(const QuantizeProblem& p, const Encoder& f, const T* x, BitsVector byte, bool saturates,
+                             Statistics& statistics) {
+  const BitsVector magnitude = hn::And(load_bits(x), splat(bits::kMagnitude));
+  statistics.underflows += count_true(hn::Lt(hn::Sub(magnitude, splat(1)), underflow_limit(p.spec, byte)));
+  if (saturates) statistics.saturations += count_true(hn::Gt(magnitude, saturation_limit(f, byte)));
+}
+
+void add_energies(const Energies& energies, int largest, Statistics& statistics) {
+  const int exponent = 2 * (largest - kScaleBias);
+  statistics.signal += std::ldexp(static_cast<double>(sum_lanes(energies.signal)), exponent);
+  statistics.error += std::ldexp(static_cast<double>(sum_lanes(energies.error)), exponent);
+}
+
+HWY_INLINE bool has_zero(ByteVector least) { return !hn::AllTrue(ByteTag(), hn::Ne(least, hn::Zero(ByteTag()))); }
+
+#endif  // HWY_SCALAR
+}  // namespace HWY_NAMESPACE
+}  // namespace dovetail::mx
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard per target
