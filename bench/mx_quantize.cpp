@@ -2,7 +2,9 @@
 // answers each with one line of JSON:
 //   time CASE DTYPE   CASE memcpy, row, column, both or new; DTYPE fp32 or bf16 -> {"seconds": ..., "bytes": ...}
 // memcpy, row, column and both write memory that is there; new is row with its allocation, as the peers do it. Bytes
-// are those read plus those written. The first line it prints says what it is. layer: mx
+// are those read plus those written. The first line it prints says what it is.
+//
+// layer: mx
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
