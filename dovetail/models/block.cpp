@@ -94,8 +94,8 @@ at::Tensor Attention::forward(const at::Tensor& x_btc, CacheSlot* slot) {
   if (slot == nullptr) {
     mixed = dovetail::attention(qkv, heads_, kv_heads_, options);
   } else {
-    const auto parts =
-        qkv.view({batch, tokens, heads_ + 2 * kv_heads_, head_dim_}).split_with_sizes({heads_, kv_heads_, kv_heads_}, 2);
+    const auto parts = qkv.view({batch, tokens, heads_ + 2 * kv_heads_, head_dim_})
+                           .split_with_sizes({heads_, kv_heads_, kv_heads_}, 2);
     auto q = parts[0], k = parts[1];
     if (rotary_dim_ > 0) {
       q = rotate(q, slot->length, options);

@@ -192,18 +192,18 @@ class JoinedAttentionFunction : public torch::autograd::Function<JoinedAttention
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionOptions options) {
   check_attention(q, k, v, options);
   if (q.is_meta()) return at::empty(q.sizes(), q.options());
-  if (use_kernel(Kernel::kAttention, q) && q.numel() > 0)
-    return AttentionFunction::apply(q, k, v, options);
+  if (use_kernel(Kernel::kAttention, q) && q.numel() > 0) return AttentionFunction::apply(q, k, v, options);
   const TraceSpan span("dovetail::attention");
   return composed::attention(q, k, v, options);
 }
 
 at::Tensor attention(const at::Tensor& qkv, int64_t heads, int64_t kv_heads, AttentionOptions options) {
-  user_check(qkv.dim() == 3 && heads > 0 && kv_heads > 0 && heads % kv_heads == 0 &&
-                 qkv.size(2) > 0 && qkv.size(2) % (heads + 2 * kv_heads) == 0 && at::isFloatingType(qkv.scalar_type()),
-             "attention: qkv must be floating and (batch, length, (heads + 2 kv_heads) * head size), heads a multiple of "
-             "kv_heads; it is {} for {} heads and {} kv_heads",
-             describe(qkv), heads, kv_heads);
+  user_check(
+      qkv.dim() == 3 && heads > 0 && kv_heads > 0 && heads % kv_heads == 0 && qkv.size(2) > 0 &&
+          qkv.size(2) % (heads + 2 * kv_heads) == 0 && at::isFloatingType(qkv.scalar_type()),
+      "attention: qkv must be floating and (batch, length, (heads + 2 kv_heads) * head size), heads a multiple of "
+      "kv_heads; it is {} for {} heads and {} kv_heads",
+      describe(qkv), heads, kv_heads);
   check_rotary(qkv.size(2) / (heads + 2 * kv_heads), options);
   if (use_kernel(Kernel::kAttention, qkv) && qkv.numel() > 0)
     return JoinedAttentionFunction::apply(qkv, heads, kv_heads, options);
