@@ -39,8 +39,10 @@ inline std::vector<uint32_t> bits_of_tensor(const at::Tensor& x_in) {
   }
   const auto* from = static_cast<const uint16_t*>(x.const_data_ptr());
   const bool half = x.scalar_type() == at::kHalf;
-  for (size_t i = 0; i < bits.size(); ++i)
-    bits[i] = half ? c10::detail::fp16_ieee_to_fp32_bits(from[i]) : static_cast<uint32_t>(from[i]) << 16;
+  for (size_t i = 0; i < bits.size(); ++i) {
+    const bool zero = (from[i] & 0x7fff) == 0;  // which torch's function counts the leading zeros of: undefined
+    bits[i] = half && !zero ? c10::detail::fp16_ieee_to_fp32_bits(from[i]) : static_cast<uint32_t>(from[i]) << 16;
+  }
   return bits;
 }
 
