@@ -77,6 +77,7 @@ nlohmann::json shares_of(TrainStep& step, const at::Tensor& tokens, double lr) {
 int run(int argc, char** argv) {
   const auto options = parse(argc, argv);
   at::set_num_threads(static_cast<int>(options.threads));
+  keep_freed_memory();  // as `dovetail train`
   const auto baseline = resident_bytes();
   reset_peak_resident();
 

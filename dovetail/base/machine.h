@@ -23,6 +23,9 @@ struct Machine {
 Machine machine();
 nlohmann::json machine_json();
 
+/// Whether this processor multiplies bfloat16 in instructions of its own (AVX-512 BF16 or AMX).
+bool has_bfloat16_instructions();
+
 /// Measured rates; each takes about `seconds` and is the best of several rounds.
 double measure_copy_bandwidth(double seconds = 0.1);  ///< bytes read plus written per second
 enum class GemmType { kFloat32, kBFloat16 };
@@ -33,6 +36,11 @@ double measure_gemm_rate(GemmType type, c10::Device device = c10::kCPU, double s
 uint64_t resident_bytes();
 uint64_t peak_resident_bytes();
 void reset_peak_resident();
+
+/// Keeps blocks that are freed with this process, where glibc would give large ones back to the system: a training step
+/// frees and takes the same memory again and again, and every page that comes back costs a fault. For programs that
+/// train, at their start.
+void keep_freed_memory();
 
 /// "3.2 M", "124 M"; "1.5 GB" (decimal); "1:12".
 std::string format_count(double count);

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dovetail/base/log.h"
+#include "dovetail/base/machine.h"
 #include "dovetail/cli/command.h"
 #include "dovetail/cli/output.h"
 #include "dovetail/train/trainer.h"
@@ -38,6 +39,7 @@ class TrainCommand : public Command {
 
   void run() override {
     if (quiet_) set_log_level(LogLevel::kQuiet);
+    keep_freed_memory();
     const RunConfig config = load_run_config(config_, overrides_);
     const auto group = world_from_environment({.cuda = config.run.device == "cuda"});
     const TrainResult result =

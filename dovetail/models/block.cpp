@@ -12,9 +12,7 @@
 namespace dovetail {
 namespace {
 
-using ActivationFunction = at::Tensor (*)(const at::Tensor&);
-
-ActivationFunction activation_function(const std::string& name) {
+mx::QuantizedLinear::Prologue activation_function(const std::string& name) {
   if (name == "swiglu") return swiglu;
   if (name == "gelu") return gelu;
   DOVETAIL_CHECK(name == "relu2", "activation \"{}\" passed resolve_model_config", name);
@@ -125,7 +123,7 @@ FeedForward::FeedForward(const ModelConfig& config, const std::string& name, c10
                                                .device = device}));
 }
 
-at::Tensor FeedForward::forward(const at::Tensor& x) { return down_->forward(activation_(up_->forward(x))); }
+at::Tensor FeedForward::forward(const at::Tensor& x) { return down_->forward(up_->forward(x), activation_); }
 
 Block::Block(const ModelConfig& config, const std::string& name, c10::Device device) {
   attention_norm_ = register_module("attention_norm", std::make_shared<Norm>(config, device));

@@ -58,7 +58,7 @@ class FeedForward : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x);  ///< (..., C) -> (..., C)
 
  private:
-  at::Tensor (*activation_)(const at::Tensor&);
+  mx::QuantizedLinear::Prologue activation_;
   std::shared_ptr<Linear> up_, down_;
 };
 

@@ -23,21 +23,28 @@ BlockSize block_size(const ModelConfig& c) {
   return size;
 }
 
-/// Elements per token that one block keeps for backward (in the compute dtype), and float32 statistics beside them.
+/// Elements per token that one block keeps for backward (in the compute dtype), float32 statistics beside them, and
+/// elements in a quantized copy.
 struct BlockActivations {
-  int64_t elements = 0, statistics = 0;
+  int64_t elements = 0, statistics = 0, quantized = 0;
 };
 
-BlockActivations block_activations(const ModelConfig& c) {
+BlockActivations block_activations(const ModelConfig& c, const mx::LinearRecipe& linears) {
   const auto mixed = c.heads * c.head_dim;
   BlockActivations kept;
-  // Inputs of both norms and of both their Linears; queries, keys and values; attention's result; ffn.up and the
-  // activation.
-  kept.elements = 4 * c.width + qkv_width(c) + mixed + ffn_up_width(c) + c.ffn_width;
+  // Inputs of both norms; queries, keys and values; attention's result; ffn.up.
+  kept.elements = 2 * c.width + qkv_width(c) + mixed + ffn_up_width(c);
+  // Inputs of qkv, attention.out (which attention keeps too) and ffn.up. That of ffn.down is made again in backward.
+  if (linears.activation.format) kept.quantized = 2 * c.width + mixed;
+  // Inputs of qkv, ffn.up and, unless a quantized Linear makes it again, ffn.down.
+  if (!linears.activation.format) kept.elements += 2 * c.width + (linears.quantizes() ? 0 : c.ffn_width);
   // rstd (and mean) of both norms, log-sum-exp of each head.
   kept.statistics = (c.norm == "layernorm" ? 4 : 2) + c.heads;
   return kept;
 }
+
+/// Bytes of codes with their scales.
+int64_t quantized_bytes(int64_t elements) { return elements + elements / mx::kBlock; }
 
 /// Rows of logits that linear_cross_entropy holds at once.
 int64_t logits_rows(int64_t tokens, int64_t vocab_size, int64_t element) {
@@ -72,8 +79,9 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   estimate.weights = (parameters - norms) * element + norms * kFloat;
   estimate.optimizer = 2 * parameters * kFloat + (options.bfloat16 ? (parameters - norms) * kFloat : 0);
 
-  const auto kept = block_activations(c);
-  const auto block_bytes = tokens * (kept.elements * element + kept.statistics * kFloat);
+  const auto kept = block_activations(c, options.linears);
+  const auto block_bytes =
+      tokens * (kept.elements * element + kept.statistics * kFloat + quantized_bytes(kept.quantized));
   const auto all_blocks = options.recompute ? c.layers * stream + block_bytes : c.layers * block_bytes;
   const auto gradients =
       options.bfloat16 && !options.accumulate && !options.distributed ? estimate.weights : parameters * kFloat;
@@ -83,8 +91,10 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   // Beginning of backward. The head's gradients, of its input and matrix, are made in forward.
   const auto logits = logits_rows(tokens, c.vocab_size, element) * c.vocab_size * element;
   const auto head_workspace = stream + logits;  // the head's input, a chunk of logits
-  const auto ffn_workspace =
-      tokens * std::max(ffn_up_width(c), c.ffn_width) * element + c.width * c.ffn_width * element;
+  // In backward of ffn.down. Quantized it makes the activation again, whose gradient and that of ffn.up stand beside it.
+  const auto ffn_elements = options.linears.quantizes() ? 2 * c.ffn_width + ffn_up_width(c)
+                                                        : std::max(ffn_up_width(c), c.ffn_width);
+  const auto ffn_workspace = (tokens * ffn_elements + c.width * c.ffn_width) * element;
   const auto begin = MemoryEstimate{.gradients = held + table,
                                     .activations = all_blocks + stream,
                                     .workspace = stream + std::max(head_workspace, ffn_workspace)};

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "dovetail/models/config.h"
+#include "dovetail/mx/recipe.h"
 
 namespace dovetail {
 
@@ -22,6 +23,7 @@ struct MemoryEstimateOptions {
   int64_t micro_batch = 1;  ///< samples at once
   bool accumulate = false;  ///< several micro-batches a step: the gradients stay while the next one runs
   bool bfloat16 = false;
+  mx::LinearRecipe linears = {};  ///< of the Linears of all blocks
   bool recompute = false;
   bool distributed = false;  ///< gradients in reduction buckets, float32
   bool checkpoints = false;  ///< checkpoints are written beside the next steps

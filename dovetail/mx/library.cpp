@@ -1,9 +1,15 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include <memory>
+#include <optional>
+
 #include "dovetail/base/error.h"
 #include "dovetail/mx/quantize.h"
+#include "dovetail/mx/quantized_linear.h"
+#include "dovetail/mx/recipe.h"
 #include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/functions.h"
 
 /// torch.ops.dovetail.mx_*; the functions know the meta device themselves.
 namespace dovetail::mx {
@@ -50,6 +56,14 @@ at::Tensor library_dequantize(const at::Tensor& codes, const at::Tensor& scales,
   return axis.moves ? y.movedim(0, axis.index).contiguous() : y;
 }
 
+at::Tensor library_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                          c10::string_view recipe) {
+  const Recipe& found = find_recipe(built_in_recipes(), {recipe.data(), recipe.size()});
+  const at::Tensor bias_or_none = bias.value_or(at::Tensor());
+  if (!found.linear.quantizes()) return dovetail::linear(x, weight, bias_or_none);
+  return std::make_shared<QuantizedLinear>(found.linear, "mx_linear")->forward(x, weight, bias_or_none);
+}
+
 }  // namespace
 
 }  // namespace dovetail::mx
@@ -60,6 +74,8 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
       "-> (Tensor codes, Tensor scales)");
   m.def(
       "mx_dequantize(Tensor codes, Tensor scales, str format=\"e4m3\", int axis=-1, ScalarType dtype=float) -> Tensor");
+  m.def("mx_linear(Tensor x, Tensor weight, Tensor? bias=None, str recipe=\"mxfp8\") -> Tensor",
+        dovetail::mx::library_linear);
 }
 
 // By device, not for all at once as the differentiable operations: so a tensor without memory, of torch.compile's

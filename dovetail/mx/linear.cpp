@@ -33,7 +33,14 @@ Linear::Linear(Options options) : options_(std::move(options)) {
   if (options_.bias) bias = register_parameter("bias", torch::empty({options_.out}, tensor_options));
 }
 
-at::Tensor Linear::forward(const at::Tensor& x) { return dovetail::linear(x, weight, bias); }
+at::Tensor Linear::forward(const at::Tensor& x, mx::QuantizedLinear::Prologue prologue) {
+  if (quantized_) return quantized_->forward(x, weight, bias, prologue);
+  return dovetail::linear(prologue != nullptr ? prologue(x) : x, weight, bias);
+}
+
+void Linear::set_recipe(const mx::LinearRecipe& recipe) {
+  quantized_ = recipe.quantizes() ? std::make_shared<mx::QuantizedLinear>(recipe, options_.name) : nullptr;
+}
 
 std::shared_ptr<Linear> make_linear(Linear::Options options) { return std::make_shared<Linear>(std::move(options)); }
 

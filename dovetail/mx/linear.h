@@ -6,6 +6,8 @@
 #include <memory>
 #include <string>
 
+#include "dovetail/mx/quantized_linear.h"
+
 namespace dovetail {
 
 /// What a Linear is for; later recipes choose its precision by role.
@@ -25,13 +27,20 @@ class Linear : public torch::nn::Module {
   };
   explicit Linear(Options options);
 
-  at::Tensor forward(const at::Tensor& x);  ///< (..., in) -> (..., out)
+  /// (..., in), or what `prologue` (dovetail::swiglu and the like; none if null) turns into that -> (..., out).
+  at::Tensor forward(const at::Tensor& x, mx::QuantizedLinear::Prologue prologue = nullptr);
   const Options& options() const { return options_; }
+
+  /// From now on products are of quantized operands, or no more if the recipe quantizes nothing.
+  void set_recipe(const mx::LinearRecipe& recipe);
+  /// Null: in high precision.
+  mx::QuantizedLinear* quantized() const { return quantized_.get(); }
 
   at::Tensor weight, bias;
 
  private:
   Options options_;
+  std::shared_ptr<mx::QuantizedLinear> quantized_;
 };
 
 /// The only way to make a Linear. Parameters are float32 and uninitialised; `initialize` of the model fills them.

@@ -34,8 +34,12 @@ MXTensor empty_like(const at::Tensor& x, Format format, Orientation orientation)
   return {at::empty(x.sizes(), bytes), at::empty(scale_sizes(x.sizes(), orientation), bytes), format, orientation};
 }
 
-QuantizeTarget target_of(const MXTensor& tensor) {
-  return {tensor.codes().mutable_data_ptr<uint8_t>(), tensor.scales().mutable_data_ptr<uint8_t>()};
+/// `scales`: where those of values go, which nobody reads.
+QuantizeTarget target_of(const MXTensor& codes, const at::Tensor& values, Orientation orientation, at::Tensor& scales) {
+  if (codes.defined())
+    return {.codes = codes.codes().mutable_data_ptr<uint8_t>(), .scales = codes.scales().mutable_data_ptr<uint8_t>()};
+  scales = at::empty(scale_sizes(values.sizes(), orientation), values.options().dtype(at::kByte));
+  return {.scales = scales.mutable_data_ptr<uint8_t>(), .values = values.mutable_data_ptr()};
 }
 
 /// x as a matrix whose rows are what a row copy lays its blocks along, or whose columns are what a column copy does.
@@ -67,33 +71,21 @@ void check_copy(const MXTensor& copy, const at::Tensor& x, const QuantizeSpec& s
              describe(copy.codes()), name(copy.format()));
 }
 
-void check_input(const at::Tensor& x) {
+void check_input(const at::Tensor& x, const QuantizeSpec& spec) {
   user_check(x.defined(), "mx::quantize: x is undefined");
   user_check(source_of(x.scalar_type()).has_value(),
              "mx::quantize: x must be float32, bfloat16 or float16, but is {}; convert it first", describe(x));
+  const bool values = spec.row_values || spec.column_values || spec.square_values;
+  user_check(!values || x.scalar_type() != at::kHalf, "mx::quantize: values are float32 or bfloat16, but x is {}",
+             describe(x));
   user_check(x.dim() >= 1, "mx::quantize: x must have a dimension to lay blocks along, but is {}", describe(x));
   user_check(x.device().is_cpu() || x.is_meta(), "mx::quantize: only CPU tensors can be quantized, but x is {}",
              describe(x));
 }
 
-}  // namespace
-
-Quantized quantize(const at::Tensor& x, const QuantizeSpec& spec) {
-  check_input(x);
-  Quantized out;
-  if (wants_row(spec)) out.row = empty_like(x, spec.format, Orientation::kRow);
-  if (wants_column(spec)) out.column = empty_like(x, spec.format, Orientation::kColumn);
-  if (spec.copies == Copies::kSquare) out.square = empty_like(x, spec.format, Orientation::kSquare);
-  quantize_into(x, spec, out);
-  return out;
-}
-
-void quantize_into(const at::Tensor& x_in, const QuantizeSpec& spec, Quantized& out) {
-  check_input(x_in);
+/// Into memory that is there and fits.
+void quantize_into_checked(const at::Tensor& x_in, const QuantizeSpec& spec, Quantized& out) {
   const bool row = wants_row(spec), column = wants_column(spec);
-  if (row) check_copy(out.row, x_in, spec, Orientation::kRow);
-  if (column) check_copy(out.column, x_in, spec, Orientation::kColumn);
-  if (!row && !column) check_copy(out.square, x_in, spec, Orientation::kSquare);
   out.row_statistics = out.column_statistics = out.square_statistics = {};
   if (x_in.is_meta() || x_in.numel() == 0) return;
 
@@ -102,19 +94,49 @@ void quantize_into(const at::Tensor& x_in, const QuantizeSpec& spec, Quantized& 
   const at::Tensor x = x_in.detach().contiguous();
   // Only a matrix has its row and its column blocks in one view.
   const bool together = !(row && column) || x.dim() == 2;
+  at::Tensor row_scales, column_scales, square_scales;
+  const auto row_target = [&] { return target_of(out.row, out.row_values, Orientation::kRow, row_scales); };
+  const auto column_target = [&] {
+    return target_of(out.column, out.column_values, Orientation::kColumn, column_scales);
+  };
   QuantizeProblem problem = problem_of(x, spec, row ? Orientation::kRow : Orientation::kColumn);
-  if (row) problem.row = target_of(out.row);
-  if (column && together) problem.column = target_of(out.column);
-  if (!row && !column) problem.square = target_of(out.square);
+  if (row) problem.row = row_target();
+  if (column && together) problem.column = column_target();
+  if (!row && !column) problem.square = target_of(out.square, out.square_values, Orientation::kSquare, square_scales);
   QuantizeCounts counts = quantize_blocks(problem);
   if (!together) {
     problem = problem_of(x, spec, Orientation::kColumn);
-    problem.column = target_of(out.column);
+    problem.column = column_target();
     counts.add(quantize_blocks(problem));
   }
   out.row_statistics = counts.row;
   out.column_statistics = counts.column;
   out.square_statistics = counts.square;
+}
+
+}  // namespace
+
+Quantized quantize(const at::Tensor& x, const QuantizeSpec& spec) {
+  check_input(x, spec);
+  Quantized out;
+  const auto options = x.options().memory_format(at::MemoryFormat::Contiguous).requires_grad(false);
+  const auto make = [&](bool wanted, bool as_values, Orientation orientation, MXTensor& codes, at::Tensor& numbers) {
+    if (wanted && as_values) numbers = at::empty(x.sizes(), options);
+    if (wanted && !as_values) codes = empty_like(x, spec.format, orientation);
+  };
+  make(wants_row(spec), spec.row_values, Orientation::kRow, out.row, out.row_values);
+  make(wants_column(spec), spec.column_values, Orientation::kColumn, out.column, out.column_values);
+  make(spec.copies == Copies::kSquare, spec.square_values, Orientation::kSquare, out.square, out.square_values);
+  quantize_into_checked(x, spec, out);
+  return out;
+}
+
+void quantize_into(const at::Tensor& x, const QuantizeSpec& spec, Quantized& out) {
+  check_input(x, spec);
+  if (wants_row(spec)) check_copy(out.row, x, spec, Orientation::kRow);
+  if (wants_column(spec)) check_copy(out.column, x, spec, Orientation::kColumn);
+  if (spec.copies == Copies::kSquare) check_copy(out.square, x, spec, Orientation::kSquare);
+  quantize_into_checked(x, spec, out);
 }
 
 at::Tensor dequantize(const MXTensor& x, at::ScalarType dtype) {

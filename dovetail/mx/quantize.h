@@ -19,11 +19,15 @@ struct QuantizeSpec {
   Rounding rounding = Rounding::kNearestEven;
   uint64_t seed = 0;  ///< of stochastic rounding
   Copies copies = Copies::kRow;
+  /// Not codes but the numbers they stand for, in x's dtype (not for float16): what an emulated product reads.
+  bool row_values = false, column_values = false, square_values = false;
 };
 
-/// A copy that was not asked for is undefined, and its statistics are empty.
+/// A copy that was not asked for is undefined, and its statistics are empty. So is one whose values were asked for:
+/// these are in the tensor beside it, the same numbers as `dequantize` would make of it.
 struct Quantized {
   MXTensor row, column, square;
+  at::Tensor row_values, column_values, square_values;
   Statistics row_statistics, column_statistics, square_statistics;
 };
 
@@ -45,8 +49,8 @@ struct Quantized {
 Quantized quantize(const at::Tensor& x, const QuantizeSpec& spec = {});
 
 /// The same into the copies of an earlier `quantize` of a tensor of this shape, whose memory is written anew: a
-/// weight's copies after each step. Throws UserError when a copy that `spec` asks for is not there, or is of another
-/// shape or format.
+/// weight's copies after each step. Throws UserError when a copy that `spec` asks for is not there, is of another shape
+/// or format, or is one of values.
 void quantize_into(const at::Tensor& x, const QuantizeSpec& spec, Quantized& out);
 
 /// code * 2^X as float32 or bfloat16; a block with scale 255 is NaN.

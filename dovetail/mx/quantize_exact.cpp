@@ -30,6 +30,17 @@ uint32_t load_bits(const QuantizeProblem& p, int64_t index) {
   return 0;
 }
 
+/// What a code under a scale byte is to the target.
+void put(const QuantizeProblem& p, const QuantizeTarget& target, int64_t index, uint8_t code, int byte) {
+  if (!target.values) {
+    target.codes[index] = code;
+  } else if (p.source == Source::kFloat32) {
+    static_cast<uint32_t*>(target.values)[index] = decode(code, byte, p.spec);
+  } else {
+    static_cast<uint16_t*>(target.values)[index] = round_to_bfloat16(decode(code, byte, p.spec));
+  }
+}
+
 /// The number as double, by integers: a processor that flushes subnormal float32 to zero does not touch it.
 double value_of(uint32_t float_bits) {
   const Magnitude x = normalize(float_bits & bits::kMagnitude);
@@ -87,7 +98,7 @@ void QuantizeCounts::add(const QuantizeCounts& other) {
   square.add(other.square);
 }
 
-void quantize_exactly(const QuantizeProblem& p, PieceRange block, uint8_t* codes, uint8_t* scale,
+void quantize_exactly(const QuantizeProblem& p, PieceRange block, const QuantizeTarget& target, uint8_t* scale,
                       Statistics& statistics) {
   const BlockMaximum amax = block_maximum(p, block);
   statistics.elements += block.rows * block.cols;
@@ -95,7 +106,7 @@ void quantize_exactly(const QuantizeProblem& p, PieceRange block, uint8_t* codes
   statistics.non_finite_blocks += amax.non_finite;
   if (amax.non_finite && !p.saturate_non_finite) {
     *scale = kScaleNan;
-    for_each_element(p, block, [&](int64_t index) { codes[index] = 0; });
+    for_each_element(p, block, [&](int64_t index) { put(p, target, index, 0, kScaleNan); });
     return;
   }
   const int byte = scale_byte(amax.finite, p.spec, p.addend);
@@ -113,12 +124,13 @@ void quantize_exactly(const QuantizeProblem& p, PieceRange block, uint8_t* codes
   for_each_element(p, block, [&](int64_t index) {
     const uint32_t x = load_bits(p, index), magnitude = x & bits::kMagnitude;
     const ElementRounding rounding{p.stochastic, p.stochastic ? random.at(static_cast<uint64_t>(index)) : 0};
-    codes[index] = encode(x, byte, p.spec, rounding);
+    const uint8_t code = encode(x, byte, p.spec, rounding);
+    put(p, target, index, code, byte);
     if (magnitude >= bits::kInfinity) {
       ++saturations;
       return;
     }
-    const uint32_t kept = decode(codes[index], kScaleBias, p.spec);
+    const uint32_t kept = decode(code, kScaleBias, p.spec);
     const double value = value_of(x), difference = value - std::ldexp(value_of(kept), exponent);
     statistics.underflows += magnitude != 0 && (kept & bits::kMagnitude) == 0;
     saturations += saturates(magnitude, byte, p.spec);
@@ -131,12 +143,12 @@ void quantize_exactly(const QuantizeProblem& p, PieceRange block, uint8_t* codes
 
 void quantize_piece_exactly(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& counts) {
   const auto every_block = [&](const QuantizeTarget& target, int64_t rows, int64_t cols, Statistics& statistics) {
-    if (!target.codes) return;
+    if (!target.wanted()) return;
     const int64_t scale_cols = (p.cols + cols - 1) / cols;
     for (int64_t row = piece.row; row < piece.row + piece.rows; row += rows) {
       for (int64_t col = piece.col; col < piece.col + piece.cols; col += cols) {
         const PieceRange block{row, std::min(rows, p.rows - row), col, std::min(cols, p.cols - col)};
-        quantize_exactly(p, block, target.codes, target.scales + row / rows * scale_cols + col / cols, statistics);
+        quantize_exactly(p, block, target, target.scales + row / rows * scale_cols + col / cols, statistics);
       }
     }
   };

@@ -173,23 +173,29 @@ HWY_INLINE BitsVector lookup_step(const Constants& c, BitsVector normal) {
 #endif
 }
 
-/// The codes of a vector, one in each lane, and its energies added up. `inverse` is the power of two that divides by
-/// the scale: an exact product, whose result below 2^-126 is zero in any case.
+/// A vector as what goes to memory of type Out, one element in each lane: codes (uint8_t), or the numbers they stand
+/// for as float32. Its energies are added up. `inverse` is the power of two that divides by the scale: an exact
+/// product, whose result below 2^-126 is zero in any case; `scale` multiplies by it.
 ///
 /// t + 2^(e + shift), e the exponent of t or the smallest normal one, has its last place at that of the format: the
 /// addition is the rounding (the technique of Dekker 1971), and its low bits count units of that place. `magic` also
 /// holds the constant that makes these bits, plus the exponent, the code; it is even, so ties fall as they should.
-///
-template <bool kTwosComplement, Path kPath>
-HWY_INLINE BitsVector encode(const Constants& c, BitsVector x, FloatVector inverse, Energies& energies) {
+template <class Out, bool kTwosComplement, Path kPath>
+HWY_INLINE BitsVector encode(const Constants& c, BitsVector x, FloatVector inverse, FloatVector scale,
+                             Energies& energies) {
   const FloatVector scaled = hn::Mul(as_float(hn::And(x, c.magnitude)), inverse);
   const BitsVector t = kPath == Path::kClamp ? hn::Min(as_bits(scaled), c.max_bits) : as_bits(scaled);
   const BitsVector normal = hn::Max(t, c.min_normal), place = hn::And(normal, c.exponent);
   const FloatVector step = as_float(kPath == Path::kTable ? lookup_step(c, normal) : hn::Add(place, c.magic));
-  const FloatVector sum = hn::Add(as_float(t), step);
-  const FloatVector difference = hn::Sub(scaled, hn::Sub(sum, step));
+  const FloatVector sum = hn::Add(as_float(t), step), rounded = hn::Sub(sum, step);
+  const FloatVector difference = hn::Sub(scaled, rounded);
   energies.signal = hn::MulAdd(scaled, scaled, energies.signal);
   energies.error = hn::MulAdd(difference, difference, energies.error);
+  if constexpr (!std::is_same_v<Out, uint8_t>) {
+    const BitsVector magnitude = as_bits(hn::Mul(rounded, scale)), sign = hn::AndNot(c.magnitude, x);
+    if constexpr (kTwosComplement) return hn::IfThenZeroElse(hn::Eq(magnitude, splat(0)), hn::Or(magnitude, sign));
+    return hn::Or(magnitude, sign);
+  }
   const BitsVector code = kPath == Path::kTable ? as_bits(sum) : hn::Add(as_bits(sum), hn::Shr(place, c.shift));
   if constexpr (kTwosComplement) {
     const hn::RebindToSigned<BitsTag> di;
@@ -197,6 +203,11 @@ HWY_INLINE BitsVector encode(const Constants& c, BitsVector x, FloatVector inver
     return hn::Sub(hn::Xor(code, sign), sign);
   }
   return select_bits(c.code_mask, code, hn::Shr(x, c.sign_shift));
+}
+
+/// The scale whose inverse this is; both are normal.
+HWY_INLINE FloatVector scale_of(FloatVector inverse) {
+  return as_float(hn::Sub(splat(254u << bits::kFractionBits), as_bits(inverse)));
 }
 
 /// The low bytes of four vectors, in the order of the elements of T that `load_pack` has brought.
@@ -232,6 +243,47 @@ HWY_INLINE void store_codes(ByteVector codes, bool stream, uint8_t* to) {
     hn::StoreU(codes, ByteTag(), to);
   }
 }
+
+/// Puts packs into memory as codes, and remembers whether one of them was zero.
+template <class T, class Out, bool kTwosComplement>
+class Sink {
+ public:
+  Sink(const Encoder& f, bool stream) : mask_(hn::Set(ByteTag(), static_cast<uint8_t>(f.code_mask))), stream_(stream) {}
+  HWY_INLINE void put(const BitsVector (&encoded)[kPack], uint8_t* to) {
+    const ByteVector bytes = pack<T>(encoded);
+    store_codes(bytes, stream_, to);
+    least_ = hn::Min(least_, kTwosComplement ? bytes : hn::And(bytes, mask_));
+  }
+  HWY_INLINE bool has_zero() const { return !hn::AllTrue(ByteTag(), hn::Ne(least_, hn::Zero(ByteTag()))); }
+
+ private:
+  ByteVector mask_, least_ = hn::Set(ByteTag(), 255);
+  bool stream_;
+};
+
+/// The same for numbers of the type they came from, in the order in which `load_pack` has brought them.
+template <class T, bool kTwosComplement>
+class Sink<T, T, kTwosComplement> {
+ public:
+  Sink(const Encoder&, bool) {}
+  HWY_INLINE void put(const BitsVector (&encoded)[kPack], T* to) {
+    DOVETAIL_UNROLL
+    for (int v = 0; v < kPack; ++v) least_ = hn::Min(least_, hn::And(encoded[v], splat(bits::kMagnitude)));
+    auto* words = reinterpret_cast<uint32_t*>(to);
+    if constexpr (sizeof(T) == 4) {
+      DOVETAIL_UNROLL
+      for (int v = 0; v < kPack; ++v) hn::StoreU(encoded[v], BitsTag(), words + v * kLanes);
+    } else {  // exact in 16 bits: the low halves are zero
+      DOVETAIL_UNROLL
+      for (int v = 0; v < kPack; v += 2)
+        hn::StoreU(hn::Or(hn::ShiftRight<16>(encoded[v]), encoded[v + 1]), BitsTag(), words + v / 2 * kLanes);
+    }
+  }
+  HWY_INLINE bool has_zero() const { return !hn::AllTrue(BitsTag(), hn::Ne(least_, splat(0))); }
+
+ private:
+  BitsVector least_ = splat(bits::kMagnitude);
+};
 
 /// Asks for the memory of a pack that is needed later: memory would be idle while a piece that lies in the cache is
 /// encoded.

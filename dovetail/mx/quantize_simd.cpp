@@ -26,16 +26,15 @@ void QuantizePiece(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& c
 }
 #else
 
-/// The codes of `blocks` blocks of one row, a multiple of four, with their scales in s; `next` is what will be read
+/// What becomes of `blocks` blocks of one row, a multiple of four, with their scales in s; `next` is what will be read
 /// then.
-template <class T, bool kTwosComplement, Path kPath>
+template <class T, bool kTwosComplement, Path kPath, class Out>
 void encode_row(const QuantizeProblem& p, const Encoder& f, const Scales& s, const T* x, int64_t blocks, const T* next,
-                uint8_t* codes, Statistics& statistics) {
+                Out* out, Statistics& statistics) {
   constexpr int kBlockVectors = std::min<int64_t>(kPack, kBlock / kLanes);
   const Constants constants = constants_of(f);
   Energies total = {hn::Zero(FloatTag()), hn::Zero(FloatTag())};
-  ByteVector least = hn::Set(ByteTag(), 255);
-  const ByteVector mask = hn::Set(ByteTag(), static_cast<uint8_t>(f.code_mask));
+  Sink<T, Out, kTwosComplement> sink(f, p.stream);
   for (int64_t i = 0; i < blocks * kBlock; i += kPacked) {
     BitsVector packed[kPack];
     prefetch_pack(next + i);
@@ -44,41 +43,50 @@ void encode_row(const QuantizeProblem& p, const Encoder& f, const Scales& s, con
     for (int v = 0; v < kPack; v += kBlockVectors) {
       const int64_t block = (i + v * kLanes) / kBlock;
       const FloatVector inverse = hn::Set(FloatTag(), s.inverse[block]), weight = hn::Set(FloatTag(), s.weight[block]);
+      const FloatVector scale = scale_of(inverse);
       Energies energies = {hn::Zero(FloatTag()), hn::Zero(FloatTag())};
       DOVETAIL_UNROLL
       for (int j = v; j < v + kBlockVectors; ++j)
-        packed[j] = encode<kTwosComplement, kPath>(constants, packed[j], inverse, energies);
+        packed[j] = encode<Out, kTwosComplement, kPath>(constants, packed[j], inverse, scale, energies);
       total.signal = hn::MulAdd(energies.signal, weight, total.signal);
       total.error = hn::MulAdd(energies.error, weight, total.error);
     }
-    const ByteVector bytes = pack<T>(packed);
-    store_codes(bytes, p.stream, codes + i);
-    least = hn::Min(least, kTwosComplement ? bytes : hn::And(bytes, mask));
+    sink.put(packed, out + i);
   }
   add_energies(total, s.largest, statistics);
-  if (!s.saturates && !has_zero(least)) return;
+  if (!s.saturates && !sink.has_zero()) return;
   for (int64_t i = 0; i < blocks * kBlock; i += kLanes)
     count_limits(p, f, x + i, splat(s.byte[i / kBlock]), s.saturates, statistics);
 }
 
-template <class T, bool kTwosComplement>
+template <class T, bool kTwosComplement, class Out>
 void encode_row(const QuantizeProblem& p, const Encoder& f, const Scales& s, const T* x, int64_t blocks, const T* next,
-                uint8_t* codes, Statistics& statistics) {
-  if (s.saturates) return encode_row<T, kTwosComplement, Path::kClamp>(p, f, s, x, blocks, next, codes, statistics);
+                Out* out, Statistics& statistics) {
+  if (s.saturates) return encode_row<T, kTwosComplement, Path::kClamp>(p, f, s, x, blocks, next, out, statistics);
   if (fits_table(p.spec))
-    return encode_row<T, kTwosComplement, Path::kTable>(p, f, s, x, blocks, next, codes, statistics);
-  return encode_row<T, kTwosComplement, Path::kPlain>(p, f, s, x, blocks, next, codes, statistics);
+    return encode_row<T, kTwosComplement, Path::kTable>(p, f, s, x, blocks, next, out, statistics);
+  return encode_row<T, kTwosComplement, Path::kPlain>(p, f, s, x, blocks, next, out, statistics);
+}
+
+/// The memory of a target as Out.
+template <class Out>
+HWY_INLINE Out* memory_of(const QuantizeTarget& target) {
+  if constexpr (std::is_same_v<Out, uint8_t>) {
+    return target.codes;
+  } else {
+    return static_cast<Out*>(target.values);
+  }
 }
 
 /// Blocks along a row: `count` elements from (row, col), whole groups of four blocks.
-template <class T, bool kTwosComplement>
+template <class T, bool kTwosComplement, class Out>
 bool quantize_groups(const QuantizeProblem& p, const Encoder& f, const T* x, int64_t blocks, int64_t used_blocks,
-                     uint8_t* codes, uint8_t* scales, Statistics& statistics) {
+                     Out* out, uint8_t* scales, Statistics& statistics) {
   Scales s;
   for (int64_t block = 0; block < blocks; block += 4) four_block_maxima(x + block * kBlock, s.amax + block);
   for (int64_t block = blocks; block % kLanes != 0; ++block) s.amax[block] = 0;
   if (!choose_scales<T>(p, f, s, used_blocks, scales, statistics)) return false;
-  encode_row<T, kTwosComplement>(p, f, s, x, blocks, x + (p.column.codes ? p.cols : blocks * kBlock), codes,
+  encode_row<T, kTwosComplement>(p, f, s, x, blocks, x + (p.column.wanted() ? p.cols : blocks * kBlock), out,
                                  statistics);
   return true;
 }
@@ -86,33 +94,32 @@ bool quantize_groups(const QuantizeProblem& p, const Encoder& f, const T* x, int
 HWY_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /// Up to kChunk elements of a row.
-template <class T, bool kTwosComplement>
+template <class T, bool kTwosComplement, class Out>
 void quantize_row(const QuantizeProblem& p, const Encoder& f, int64_t row, int64_t col, int64_t count,
                   Statistics& statistics) {
   const T* x = static_cast<const T*>(p.x) + row * p.cols + col;
-  uint8_t* codes = p.row.codes + row * p.cols + col;
+  Out* out = memory_of<Out>(p.row) + row * p.cols + col;
   uint8_t* scales = p.row.scales + row * ceil_div(p.cols, kBlock) + col / kBlock;
   const auto exactly = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i += kBlock)
-      quantize_exactly(p, {row, 1, col + i, std::min(kBlock + i, end) - i}, p.row.codes, scales + i / kBlock,
-                       statistics);
+      quantize_exactly(p, {row, 1, col + i, std::min(kBlock + i, end) - i}, p.row, scales + i / kBlock, statistics);
   };
   const int64_t whole = count / kGroup * kGroup, rest = count - whole;
   if (whole > 0) {
     const bool done =
-        quantize_groups<T, kTwosComplement>(p, f, x, whole / kBlock, whole / kBlock, codes, scales, statistics);
+        quantize_groups<T, kTwosComplement>(p, f, x, whole / kBlock, whole / kBlock, out, scales, statistics);
     if (done) statistics.elements += whole;
     if (!done) exactly(0, whole);
   }
   if (rest == 0) return;
   HWY_ALIGN T padded[kGroup] = {};
-  HWY_ALIGN uint8_t padded_codes[kGroup];
+  HWY_ALIGN Out padded_out[kGroup];
   std::memcpy(padded, x + whole, static_cast<size_t>(std::min(rest, kGroup)) * sizeof(T));
-  if (!quantize_groups<T, kTwosComplement>(p, f, padded, 4, ceil_div(rest, kBlock), padded_codes,
-                                           scales + whole / kBlock, statistics))
+  if (!quantize_groups<T, kTwosComplement>(p, f, padded, 4, ceil_div(rest, kBlock), padded_out, scales + whole / kBlock,
+                                           statistics))
     return exactly(whole, count);
   statistics.elements += rest;
-  std::memcpy(codes + whole, padded_codes, static_cast<size_t>(rest));
+  std::memcpy(out + whole, padded_out, static_cast<size_t>(rest) * sizeof(Out));
 }
 
 /// most[i] = max(most[i], |x[i]|), in bits of the input type.
@@ -135,10 +142,10 @@ struct Tile {
   int64_t stride;
 };
 
-/// The codes of a tile whose column blocks have their scales in s.
-template <class T, bool kTwosComplement, Path kPath>
+/// What becomes of a tile whose column blocks have their scales in s.
+template <class T, bool kTwosComplement, Path kPath, class Out>
 void encode_tile(const QuantizeProblem& p, const Encoder& f, const Scales& s, Tile<const T> x, int64_t rows,
-                 const T* next, Tile<uint8_t> codes, Statistics& statistics) {
+                 const T* next, Tile<Out> out, Statistics& statistics) {
   const Constants constants = constants_of(f);
   FloatVector inverse[kPack], weight[kPack];
   load_for_pack<T>(s.inverse, inverse);
@@ -146,18 +153,16 @@ void encode_tile(const QuantizeProblem& p, const Encoder& f, const Scales& s, Ti
   Energies energies[kPack];
   DOVETAIL_UNROLL
   for (int v = 0; v < kPack; ++v) energies[v] = {hn::Zero(FloatTag()), hn::Zero(FloatTag())};
-  ByteVector least = hn::Set(ByteTag(), 255);
-  const ByteVector mask = hn::Set(ByteTag(), static_cast<uint8_t>(f.code_mask));
+  Sink<T, Out, kTwosComplement> sink(f, p.stream && kPacked == kLine);
   for (int64_t row = 0; row < rows; ++row) {
     BitsVector packed[kPack];
     prefetch_pack(next + row * kPacked);
     load_pack(x.data + row * x.stride, packed);
     DOVETAIL_UNROLL
     for (int v = 0; v < kPack; ++v)
-      packed[v] = encode<kTwosComplement, kPath>(constants, packed[v], inverse[v], energies[v]);
-    const ByteVector bytes = pack<T>(packed);
-    store_codes(bytes, p.stream && kPacked == kLine, codes.data + row * codes.stride);
-    least = hn::Min(least, kTwosComplement ? bytes : hn::And(bytes, mask));
+      packed[v] =
+          encode<Out, kTwosComplement, kPath>(constants, packed[v], inverse[v], scale_of(inverse[v]), energies[v]);
+    sink.put(packed, out.data + row * out.stride);
   }
   Energies total = {hn::Zero(FloatTag()), hn::Zero(FloatTag())};
   DOVETAIL_UNROLL
@@ -166,24 +171,23 @@ void encode_tile(const QuantizeProblem& p, const Encoder& f, const Scales& s, Ti
     total.error = hn::MulAdd(energies[v].error, weight[v], total.error);
   }
   add_energies(total, s.largest, statistics);
-  if (!s.saturates && !has_zero(least)) return;
+  if (!s.saturates && !sink.has_zero()) return;
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t i = 0; i < kPacked; i += kLanes)
       count_limits(p, f, x.data + row * x.stride + i, hn::Load(BitsTag(), s.byte + i), s.saturates, statistics);
   }
 }
 
-template <class T, bool kTwosComplement>
+template <class T, bool kTwosComplement, class Out>
 void encode_tile(const QuantizeProblem& p, const Encoder& f, const Scales& s, Tile<const T> x, int64_t rows,
-                 const T* next, Tile<uint8_t> codes, Statistics& statistics) {
-  if (s.saturates) return encode_tile<T, kTwosComplement, Path::kClamp>(p, f, s, x, rows, next, codes, statistics);
-  if (fits_table(p.spec))
-    return encode_tile<T, kTwosComplement, Path::kTable>(p, f, s, x, rows, next, codes, statistics);
-  return encode_tile<T, kTwosComplement, Path::kPlain>(p, f, s, x, rows, next, codes, statistics);
+                 const T* next, Tile<Out> out, Statistics& statistics) {
+  if (s.saturates) return encode_tile<T, kTwosComplement, Path::kClamp>(p, f, s, x, rows, next, out, statistics);
+  if (fits_table(p.spec)) return encode_tile<T, kTwosComplement, Path::kTable>(p, f, s, x, rows, next, out, statistics);
+  return encode_tile<T, kTwosComplement, Path::kPlain>(p, f, s, x, rows, next, out, statistics);
 }
 
 /// Blocks down the columns of a tile, at most kPacked of them, whose maxima are known.
-template <class T, class U, bool kTwosComplement>
+template <class T, class U, bool kTwosComplement, class Out>
 void quantize_tile(const QuantizeProblem& p, const Encoder& f, PieceRange tile, const U* maxima, const T* next,
                    Statistics& statistics) {
   Scales s;
@@ -191,27 +195,26 @@ void quantize_tile(const QuantizeProblem& p, const Encoder& f, PieceRange tile, 
   for (int64_t i = 0; i < kPacked; ++i) s.amax[i] = i < width ? maxima[i] : 0;
   uint8_t* scales = p.column.scales + row / kBlock * p.cols + col;
   if (!choose_scales<T>(p, f, s, width, scales, statistics)) {
-    for (int64_t i = 0; i < width; ++i)
-      quantize_exactly(p, {row, rows, col + i, 1}, p.column.codes, scales + i, statistics);
+    for (int64_t i = 0; i < width; ++i) quantize_exactly(p, {row, rows, col + i, 1}, p.column, scales + i, statistics);
     return;
   }
   statistics.elements += rows * width;
   const T* x = static_cast<const T*>(p.x) + row * p.cols + col;
-  uint8_t* codes = p.column.codes + row * p.cols + col;
+  Out* out = memory_of<Out>(p.column) + row * p.cols + col;
   if (width == kPacked)
-    return encode_tile<T, kTwosComplement>(p, f, s, {x, p.cols}, rows, next, {codes, p.cols}, statistics);
+    return encode_tile<T, kTwosComplement>(p, f, s, {x, p.cols}, rows, next, Tile<Out>{out, p.cols}, statistics);
   for (int64_t i = ceil_div(width, kLanes) * kLanes; i < kPacked; ++i) s.byte[i] = 0, s.inverse[i] = s.weight[i] = 0;
   HWY_ALIGN T padded[kBlock * kPacked] = {};
-  HWY_ALIGN uint8_t padded_codes[kBlock * kPacked];
+  HWY_ALIGN Out padded_out[kBlock * kPacked];
   for (int64_t i = 0; i < rows; ++i)
     std::memcpy(padded + i * kPacked, x + i * p.cols, static_cast<size_t>(width) * sizeof(T));
-  encode_tile<T, kTwosComplement>(p, f, s, {padded, kPacked}, rows, padded, {padded_codes, kPacked}, statistics);
+  encode_tile<T, kTwosComplement>(p, f, s, {padded, kPacked}, rows, padded, Tile<Out>{padded_out, kPacked}, statistics);
   for (int64_t i = 0; i < rows; ++i)
-    std::memcpy(codes + i * p.cols, padded_codes + i * kPacked, static_cast<size_t>(width));
+    std::memcpy(out + i * p.cols, padded_out + i * kPacked, static_cast<size_t>(width) * sizeof(Out));
 }
 
 /// Blocks of 32 x 32 of a strip whose column maxima are known.
-template <class T, class U, bool kTwosComplement>
+template <class T, class U, bool kTwosComplement, class Out>
 void quantize_squares(const QuantizeProblem& p, const Encoder& f, PieceRange piece, const U* maxima,
                       Statistics& statistics) {
   const auto [row, rows, col, count] = piece;
@@ -221,25 +224,34 @@ void quantize_squares(const QuantizeProblem& p, const Encoder& f, PieceRange pie
   uint8_t* scales = p.square.scales + row / kBlock * ceil_div(p.cols, kBlock) + col / kBlock;
   if (!choose_scales<T>(p, f, s, blocks, scales, statistics)) {
     for (int64_t i = 0; i < blocks; ++i)
-      quantize_exactly(p, {row, rows, col + i * kBlock, std::min(kBlock + 0L, count - i * kBlock)}, p.square.codes,
+      quantize_exactly(p, {row, rows, col + i * kBlock, std::min(kBlock + 0L, count - i * kBlock)}, p.square,
                        scales + i, statistics);
     return;
   }
   statistics.elements += rows * count;
   HWY_ALIGN T padded[kChunk];
-  HWY_ALIGN uint8_t padded_codes[kChunk];
+  HWY_ALIGN Out padded_out[kChunk];
   for (int64_t r = row; r < row + rows; ++r) {
     const T* x = static_cast<const T*>(p.x) + r * p.cols + col;
-    uint8_t* codes = p.square.codes + r * p.cols + col;
+    Out* out = memory_of<Out>(p.square) + r * p.cols + col;
     if (count % kGroup == 0) {
-      encode_row<T, kTwosComplement>(p, f, s, x, blocks, x + kBlock * p.cols, codes, statistics);
+      encode_row<T, kTwosComplement>(p, f, s, x, blocks, x + kBlock * p.cols, out, statistics);
       continue;
     }
     std::memcpy(padded, x, static_cast<size_t>(count) * sizeof(T));
     std::memset(padded + count, 0, static_cast<size_t>(padded_blocks * kBlock - count) * sizeof(T));
-    encode_row<T, kTwosComplement>(p, f, s, padded, padded_blocks, padded, padded_codes, statistics);
-    std::memcpy(codes, padded_codes, static_cast<size_t>(count));
+    encode_row<T, kTwosComplement>(p, f, s, padded, padded_blocks, padded, padded_out, statistics);
+    std::memcpy(out, padded_out, static_cast<size_t>(count) * sizeof(Out));
   }
+}
+
+/// Calls f with a null pointer of the type that the target's memory has.
+template <class T, class F>
+HWY_INLINE void with_memory_type(const QuantizeTarget& target, F f) {
+  if constexpr (!std::is_same_v<T, Float16>) {
+    if (target.values) return f(static_cast<T*>(nullptr));
+  }
+  f(static_cast<uint8_t*>(nullptr));
 }
 
 template <class T, bool kTwosComplement>
@@ -247,25 +259,36 @@ void quantize_piece(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& 
   using U = std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>;
   const Encoder f(p.spec);
   const auto [row, rows, col, cols] = piece;
-  const bool down = p.column.codes || p.square.codes;
+  const bool down = p.column.wanted() || p.square.wanted();
   HWY_ALIGN U maxima[kChunk];
   if (down) std::memset(maxima, 0, sizeof(maxima));
-  for (int64_t r = row; r < row + rows; ++r) {
-    if (p.row.codes) quantize_row<T, kTwosComplement>(p, f, r, col, cols, counts.row);
-    if (down) raise_maxima(static_cast<const T*>(p.x) + r * p.cols + col, cols, maxima);
-  }
-  if (p.column.codes) {
+  with_memory_type<T>(p.row, [&](auto* memory) {
+    using Out = std::remove_pointer_t<decltype(memory)>;
+    for (int64_t r = row; r < row + rows; ++r) {
+      if (p.row.wanted()) quantize_row<T, kTwosComplement, Out>(p, f, r, col, cols, counts.row);
+      if (down) raise_maxima(static_cast<const T*>(p.x) + r * p.cols + col, cols, maxima);
+    }
+  });
+  if (p.column.wanted()) {
     const T* x = static_cast<const T*>(p.x) + row * p.cols + col;
     // The next piece lies beside this one, or begins the next strip.
     const T* next = col + cols < p.cols ? x + cols : x + kBlock * p.cols - col;
-    for (int64_t i = 0; i < cols; i += kPacked) {
-      // Each tile asks for the 32nd part of it that is one row's.
-      const int64_t ahead = std::min<int64_t>(i / kPacked * kBlock / ceil_div(kChunk, kPacked), kBlock - 1);
-      quantize_tile<T, U, kTwosComplement>(p, f, {row, rows, col + i, std::min(kPacked, cols - i)}, maxima + i,
-                                           next + ahead * p.cols, counts.column);
-    }
+    with_memory_type<T>(p.column, [&](auto* memory) {
+      using Out = std::remove_pointer_t<decltype(memory)>;
+      for (int64_t i = 0; i < cols; i += kPacked) {
+        // Each tile asks for the 32nd part of it that is one row's.
+        const int64_t ahead = std::min<int64_t>(i / kPacked * kBlock / ceil_div(kChunk, kPacked), kBlock - 1);
+        quantize_tile<T, U, kTwosComplement, Out>(p, f, {row, rows, col + i, std::min(kPacked, cols - i)}, maxima + i,
+                                                  next + ahead * p.cols, counts.column);
+      }
+    });
   }
-  if (p.square.codes) quantize_squares<T, U, kTwosComplement>(p, f, piece, maxima, counts.square);
+  if (p.square.wanted()) {
+    with_memory_type<T>(p.square, [&](auto* memory) {
+      using Out = std::remove_pointer_t<decltype(memory)>;
+      quantize_squares<T, U, kTwosComplement, Out>(p, f, piece, maxima, counts.square);
+    });
+  }
 }
 
 template <class T>
@@ -299,7 +322,7 @@ HWY_EXPORT(QuantizePiece);
 QuantizeCounts quantize_blocks(const QuantizeProblem& p) {
   constexpr int64_t kGrainElements = 65536;
   const int64_t chunks = (p.cols + kPieceColumns - 1) / kPieceColumns;
-  const int64_t strip = p.column.codes || p.square.codes ? kBlock : 1;
+  const int64_t strip = p.column.wanted() || p.square.wanted() ? kBlock : 1;
   const int64_t strips = (p.rows + strip - 1) / strip, items = strips * chunks;
   if (p.rows == 0 || p.cols == 0) return {};
   const int64_t grain = std::max<int64_t>(1, kGrainElements / (strip * std::min(p.cols, kPieceColumns)));

@@ -10,10 +10,13 @@ namespace dovetail::mx {
 
 enum class Source { kFloat32, kBFloat16, kFloat16 };
 
-/// Where codes and scales go; both null: not asked for. Codes (rows, cols).
+/// Where codes (rows, cols), or instead of them the numbers they stand for in x's dtype (not for float16), and scales
+/// go; all null: not asked for.
 struct QuantizeTarget {
   uint8_t* codes = nullptr;
   uint8_t* scales = nullptr;
+  void* values = nullptr;
+  bool wanted() const { return codes || values; }
 };
 
 /// x (rows, cols) contiguous. Any of the first two targets together, from one read of x, or the third alone.
@@ -50,8 +53,8 @@ struct PieceRange {
 constexpr int64_t kPieceColumns = 2048;
 
 /// One block of any shape, by the codec alone: what the vector kernels do not do exactly (blocks with subnormal or
-/// non-finite numbers). `scale` is one byte, `codes` those of the whole tensor.
-void quantize_exactly(const QuantizeProblem& problem, PieceRange block, uint8_t* codes, uint8_t* scale,
+/// non-finite numbers). `scale` is one byte, the block's.
+void quantize_exactly(const QuantizeProblem& problem, PieceRange block, const QuantizeTarget& target, uint8_t* scale,
                       Statistics& statistics);
 
 /// The same for every block of a piece and every target; the processors without vectors, and stochastic rounding.

@@ -113,8 +113,7 @@ HWY_INLINE BitsVector saturation_limit(const Encoder& f, BitsVector byte) {
   return hn::Add(hn::ShiftLeft<bits::kFractionBits>(hn::Sub(byte, splat(kScaleBias))), splat(f.max_bits));
 }
 
-/// Codes of one vector's worth of bytes have been made; `least` is their smallest magnitude so far. Only where a zero
-/// is among them, or a block saturates, are the elements looked at once more.
+/// Only where a zero is among the codes, or a block saturates, are the elements looked at once more.
 template <class T>
 HWY_INLINE void count_limits(const QuantizeProblem& p, const Encoder& f, const T* x, BitsVector byte, bool saturates,
                              Statistics& statistics) {
@@ -128,8 +127,6 @@ void add_energies(const Energies& energies, int largest, Statistics& statistics)
   statistics.signal += std::ldexp(static_cast<double>(sum_lanes(energies.signal)), exponent);
   statistics.error += std::ldexp(static_cast<double>(sum_lanes(energies.error)), exponent);
 }
-
-HWY_INLINE bool has_zero(ByteVector least) { return !hn::AllTrue(ByteTag(), hn::Ne(least, hn::Zero(ByteTag()))); }
 
 #endif  // HWY_SCALAR
 }  // namespace HWY_NAMESPACE

@@ -103,6 +103,11 @@ void step_by_kernel(const std::vector<AdamWTensor>& tensors, const AdamWOptions&
                  scalars);
     }
   });
+  // Autograd learns from its version that a weight which it has saved is another now.
+  for (const AdamWTensor& t : tensors) {
+    t.parameter.unsafeGetTensorImpl()->bump_version();
+    if (t.compute_copy.defined()) t.compute_copy.unsafeGetTensorImpl()->bump_version();
+  }
 }
 
 }  // namespace

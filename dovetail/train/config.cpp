@@ -8,6 +8,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/train/quantization.h"
 
 namespace dovetail {
 namespace {
@@ -50,9 +51,19 @@ void check_schedule(const RunConfig& config) {
   }
 }
 
+/// "name: what it is", of those that come with Dovetail.
+std::vector<std::string> quantizing_recipes() {
+  std::vector<std::string> lines;
+  for (const mx::Recipe& recipe : mx::built_in_recipes()) {
+    if (recipe.linear.quantizes()) lines.push_back(fmt::format("{}: {}", recipe.name, recipe.help));
+  }
+  return lines;
+}
+
 void check_across_sections(const RunConfig& config) {
   check_data_source(config.data);
   check_schedule(config);
+  check_precision(config.precision);
   user_check(config.train.micro_batch <= config.train.batch, "train.micro_batch = {} is larger than train.batch = {}",
              config.train.micro_batch, config.train.batch);
   user_check(config.optimizer.betas.size() == 2, "optimizer.betas has {} entries, but AdamW has two: [beta1, beta2]",
@@ -120,10 +131,20 @@ void ScheduleSection::describe(Section& s) {
 }
 
 void PrecisionSection::describe(Section& s) {
-  s.value("recipe", recipe,
-          "auto: bf16 where a 50 ms probe of matrix products says that it is faster, else fp32; fp64 is for exactness "
-          "tests")
-      .choices({"auto", "fp32", "bf16", "fp64"});
+  s.value(
+      "recipe", recipe,
+      fmt::format("auto: bf16 where a 50 ms probe of matrix products says that it is faster, else fp32; fp64 is for "
+                  "exactness tests. The others compute in bf16 with the Linears of all blocks quantized: {}; or one "
+                  "of precision.recipes",
+                  fmt::join(quantizing_recipes(), "; ")));
+  s.list("override", overrides, "Linears with another recipe; the last that matches decides");
+  s.list("recipes", recipes, "Recipes of your own");
+}
+
+void PrecisionOverride::describe(Section& s) {
+  s.value("layers", layers, "Globs over the names of Linears, such as \"blocks.0.*\" or \"*.ffn.down\"").required();
+  s.value("tensors", tensors, "Which of their tensors: weight, activation, gradient");
+  s.value("recipe", recipe, "bf16 (not quantized), or a quantizing recipe as in precision.recipe").required();
 }
 
 void CheckpointSection::describe(Section& s) {

@@ -8,6 +8,7 @@
 #include "dovetail/base/schema.h"
 #include "dovetail/data/config.h"
 #include "dovetail/models/config.h"
+#include "dovetail/mx/recipe.h"
 
 namespace dovetail {
 
@@ -49,8 +50,18 @@ struct ScheduleSection {
   void describe(Section& s);
 };
 
+/// Another recipe for some Linears.
+struct PrecisionOverride {
+  std::vector<std::string> layers;  ///< globs over the names of Linears
+  std::vector<std::string> tensors = {"weight", "activation", "gradient"};
+  std::string recipe;
+  void describe(Section& s);
+};
+
 struct PrecisionSection {
-  std::string recipe = "auto";  ///< auto | fp32 | bf16 | fp64 (exactness tests)
+  std::string recipe = "auto";  ///< auto | fp32 | bf16 | fp64 (exactness tests) | a quantizing one
+  std::vector<PrecisionOverride> overrides;
+  std::vector<mx::RecipeSection> recipes;
   void describe(Section& s);
 };
 

@@ -12,10 +12,8 @@ namespace dovetail {
 namespace {
 
 at::ScalarType compute_dtype(const std::string& name) {
-  if (name == "bf16") return at::kBFloat16;
-  if (name == "fp64") return at::kDouble;
-  DOVETAIL_CHECK(name == "fp32", "precision \"{}\"", name);
-  return at::kFloat;
+  if (name == "fp32") return at::kFloat;
+  return name == "fp64" ? at::kDouble : at::kBFloat16;
 }
 
 Precision probe(c10::Device device) {
@@ -34,8 +32,9 @@ Precision decide(const std::string& recipe, const std::optional<std::string>& ke
   }
   if (recipe == "auto" && !kept) return probe(device);
   Precision precision = {.name = kept.value_or(recipe), .reason = kept && recipe == "auto" ? "as the run began" : ""};
-  if (precision.name == "fp32") precision.peak_flops = measure_gemm_rate(GemmType::kFloat32, device);
-  if (precision.name == "bf16") precision.peak_flops = measure_gemm_rate(GemmType::kBFloat16, device);
+  const at::ScalarType compute = compute_dtype(precision.name);
+  if (compute == at::kFloat) precision.peak_flops = measure_gemm_rate(GemmType::kFloat32, device);
+  if (compute == at::kBFloat16) precision.peak_flops = measure_gemm_rate(GemmType::kBFloat16, device);
   return precision;
 }
 

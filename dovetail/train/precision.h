@@ -10,11 +10,11 @@
 
 namespace dovetail {
 
-/// In which dtype a run computes, and why.
+/// In which dtype a run computes, and why. Recipes that quantize Linears compute all else in bfloat16.
 struct Precision {
   at::ScalarType compute = at::kFloat;
-  std::string recipe;     ///< as asked: auto, fp32, bf16, fp64
-  std::string name;       ///< as chosen: fp32, bf16, fp64
+  std::string recipe;     ///< as asked: "auto" or a name
+  std::string name;       ///< as chosen: "fp32", "bf16", "fp64", "mxfp8", ...
   std::string reason;     ///< in words for the log and the report; empty if there was nothing to choose
   double peak_flops = 0;  ///< measured FLOP/s of matrix products in `compute` on one rank; 0: not measured (fp64)
 };

@@ -19,6 +19,7 @@
 #include "dovetail/models/gpt.h"
 #include "dovetail/train/collective.h"
 #include "dovetail/train/progress.h"
+#include "dovetail/train/quantization.h"
 
 namespace dovetail {
 namespace {
@@ -148,10 +149,14 @@ ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOption
 
 void resolve_precision_and_size(ResolvedRun& run, Group& group, const std::optional<std::string>& kept_precision) {
   run.precision = resolve_precision(run.config.precision.recipe, kept_precision, run.device, group);
+  // On the meta device: what is wrong with the recipes of layers shows before any memory is taken.
+  GPT sizes_only(run.config.model, c10::kMeta);
+  const Quantization quantization(sizes_only, run.config.precision, run.precision.name);
   run.size = model_size(run.config.model);
   run.memory = memory_estimate(run.config.model, {.micro_batch = run.micro_batch,
                                                   .accumulate = run.micro_batch < largest_share(run.config, group),
                                                   .bfloat16 = run.precision.compute == at::kBFloat16,
+                                                  .linears = quantization.base(),
                                                   .recompute = run.config.train.checkpoint_activations,
                                                   .distributed = group.size() > 1,
                                                   .checkpoints = group.rank() == 0});

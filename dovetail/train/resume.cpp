@@ -38,8 +38,10 @@ struct Difference {
 std::vector<Difference> differences(const nlohmann::json& stored, const nlohmann::json& now) {
   std::map<std::string, std::pair<std::string, std::string>> values;
   const nlohmann::json flat_stored = stored.flatten(), flat_now = now.flatten();
-  for (const auto& [pointer, value] : flat_stored.items()) values[dotted(pointer)].first = value.dump();
-  for (const auto& [pointer, value] : flat_now.items()) values[dotted(pointer)].second = value.dump();
+  // An empty list is flattened to null: the same as none.
+  const auto text = [](const nlohmann::json& value) { return value.is_null() ? std::string() : value.dump(); };
+  for (const auto& [pointer, value] : flat_stored.items()) values[dotted(pointer)].first = text(value);
+  for (const auto& [pointer, value] : flat_now.items()) values[dotted(pointer)].second = text(value);
   std::vector<Difference> result;
   for (const auto& [key, value] : values) {
     if (value.first != value.second) result.push_back({key, value.first, value.second});
@@ -52,7 +54,8 @@ bool starts_with_any(std::string_view key, std::initializer_list<std::string_vie
 }
 
 bool decides_what_is_trained(std::string_view key) {
-  return (key.starts_with("model.") && key != "model.preset") || key == "run.seed" || key == "train.batch";
+  return (key.starts_with("model.") && key != "model.preset") || key == "run.seed" || key == "train.batch" ||
+         starts_with_any(key, {"precision.override.", "precision.recipes."});
 }
 
 /// The order in which prepared text is read. How it was prepared shows in its sha256; where it lies does not matter.

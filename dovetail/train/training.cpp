@@ -10,6 +10,7 @@
 #include "dovetail/base/gpu.h"
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
+#include "dovetail/base/rng.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/train/collective.h"
 #include "dovetail/train/schedule.h"
@@ -29,6 +30,7 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
   optimizer_.emplace(*model_, config.optimizer);
   model_->set_compute_dtype(run_.precision.compute);
   model_->to(run_.device);
+  quantization_.emplace(*model_, config.precision, run_.precision.name);
   optimizer_->bind(*model_);
   if (resumed) restore(*optimizer_, tensors, state_.updates, *group_);
   step_.emplace(
@@ -79,6 +81,8 @@ bool Training::train_step(StepTimings& timings) {
   const double begin_s = now_seconds();
   const at::Tensor tokens = loader_->step(state_.step);
   const double data_s = now_seconds() - begin_s;
+  quantization_->begin_step(mix_seed(mix_seed(static_cast<uint64_t>(config.run.seed), static_cast<uint64_t>(number)),
+                                     static_cast<uint64_t>(group_->rank())));
   const StepOutcome outcome = step_->run(tokens, lr, stop_requested() || time_is_up());
   const double step_s = now_seconds() - begin_s;
   if (output_) output_->end_step(number);

@@ -9,6 +9,7 @@
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/train/optimizer.h"
+#include "dovetail/train/quantization.h"
 #include "dovetail/train/resolve.h"
 #include "dovetail/train/resume.h"
 #include "dovetail/train/run_folder.h"
@@ -48,6 +49,7 @@ class Training {
   std::shared_ptr<Group> group_;
   RunState state_;
   std::shared_ptr<GPT> model_;
+  std::optional<Quantization> quantization_;
   std::optional<Optimizer> optimizer_;
   std::optional<TrainStep> step_;
   std::optional<Loader> loader_;

@@ -27,6 +27,7 @@ ModelConfig scaled(ModelConfig c, int64_t width, int64_t vocab_size) {
 int64_t measured_peak(const ModelConfig& config, const MemoryEstimateOptions& options) {
   const auto model = testing::make_model(config, 1, options.bfloat16 ? at::kBFloat16 : at::kFloat);
   model->checkpoint_activations = options.recompute;
+  testing::set_recipe(*model, options.linears);
   const auto tokens = testing::random_tokens(options.micro_batch, config.context + 1, config.vocab_size);
   const testing::AllocationMeter meter;
   if (options.accumulate) model->loss(tokens).sum.backward();
@@ -51,6 +52,19 @@ TEST(MemoryEstimate, IsWithinAFifthOfWhatAStepAllocates) {
     expect_within_a_fifth(many_weights, {.micro_batch = 1}, variant.name + " one sample");
     expect_within_a_fifth(many_weights, {.micro_batch = 1, .accumulate = true},
                           variant.name + " one sample, accumulate");
+  }
+}
+
+TEST(MemoryEstimate, KnowsWhatQuantizedLinearsKeep) {
+  const mx::LinearRecipe mxfp8 = mx::find_recipe(mx::built_in_recipes(), "mxfp8").linear;
+  mx::LinearRecipe gradients_only;
+  gradients_only.gradient = mxfp8.gradient;
+  for (const auto& variant : testing::variants()) {
+    const auto many_tokens = scaled(variant.config, 96, 512);
+    for (const bool bfloat16 : {false, true}) {
+      expect_within_a_fifth(many_tokens, {.micro_batch = 8, .bfloat16 = bfloat16, .linears = mxfp8}, variant.name);
+    }
+    expect_within_a_fifth(many_tokens, {.micro_batch = 8, .linears = gradients_only}, variant.name + " gradients");
   }
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "dovetail/models/gpt.h"
+#include "dovetail/mx/linear.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/ops/testing.h"
 
@@ -103,6 +104,14 @@ inline std::shared_ptr<GPT> make_model(const ModelConfig& config, uint64_t seed 
   }
   model->set_compute_dtype(dtype);
   return model;
+}
+
+/// To every Linear of the blocks.
+inline void set_recipe(GPT& model, const mx::LinearRecipe& recipe) {
+  for (const auto& module : model.modules(/*include_self=*/false)) {
+    auto* linear = module->as<Linear>();
+    if (linear != nullptr && linear->options().role != LinearRole::kHead) linear->set_recipe(recipe);
+  }
 }
 
 inline at::Tensor random_tokens(int64_t batch, int64_t tokens, int64_t vocab, uint64_t seed = 7) {

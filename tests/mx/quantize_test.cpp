@@ -146,6 +146,40 @@ TEST(Quantize, HoldsTheCasesOfExactArithmeticWithAndWithoutSubnormalNumbers) {
   }
 }
 
+/// The numbers of `codes` bit for bit, NaN and the sign of zero included.
+void expect_values(const at::Tensor& values, const MXTensor& codes, const at::Tensor& x, const char* what) {
+  const auto bits = x.scalar_type() == at::kFloat ? at::kInt : at::kShort;
+  EXPECT_TRUE(at::equal(values.view(bits), dequantize(codes, x.scalar_type()).view(bits))) << what << " values";
+}
+
+void expect_same_statistics(const Statistics& a, const Statistics& b) {
+  EXPECT_EQ(a.underflows, b.underflows);
+  EXPECT_EQ(a.saturations, b.saturations);
+  EXPECT_EQ(a.elements, b.elements);
+  EXPECT_EQ(a.error, b.error);
+}
+
+/// Values are those of the codes, whatever is asked for beside them.
+void expect_values_like_codes(const at::Tensor& x, QuantizeSpec spec) {
+  spec.copies = Copies::kRowAndColumn;
+  const Quantized codes = quantize(x, spec);
+  spec.column_values = true;
+  const Quantized mixed = quantize(x, spec);
+  EXPECT_TRUE(at::equal(mixed.row.codes(), codes.row.codes()));
+  expect_values(mixed.column_values, codes.column, x, "column");
+  spec.row_values = true;
+  const Quantized values = quantize(x, spec);
+  EXPECT_FALSE(values.row.defined() || values.column.defined());
+  expect_values(values.row_values, codes.row, x, "row");
+  expect_values(values.column_values, codes.column, x, "column of both");
+  expect_same_statistics(values.row_statistics, codes.row_statistics);
+  expect_same_statistics(values.column_statistics, codes.column_statistics);
+  spec.copies = Copies::kSquare;
+  const Quantized square = quantize(x, spec);
+  spec.square_values = true;
+  expect_values(quantize(x, spec).square_values, square.square, x, "square");
+}
+
 /// All copies of x under `spec` against the serial reference, statistics included.
 void expect_like_reference(const at::Tensor& x, QuantizeSpec spec) {
   const int64_t rows = x.size(0), cols = x.size(1);
@@ -171,6 +205,7 @@ void expect_like_reference(const at::Tensor& x, QuantizeSpec spec) {
     spec.copies = Copies::kSquare;
     const Quantized squares = quantize(x, spec);
     expect_same(squares.square, squares.square_statistics, square, "square");
+    if (x.scalar_type() != at::kHalf) expect_values_like_codes(x, spec);
   });
 }
 

@@ -58,6 +58,16 @@ TEST(AdamW, WritesTheComputeCopyRoundedToNearestEven) {
   });
 }
 
+TEST(AdamW, TellsAutogradThatTheWeightsChanged) {
+  AdamWTensor t = fresh({64}, 1);
+  t.gradient = normal({64}, 2);
+  t.compute_copy = at::zeros({64}, at::kBFloat16);
+  const auto before = t.parameter._version(), copy_before = t.compute_copy._version();
+  adamw_step({t}, {});
+  EXPECT_GT(t.parameter._version(), before);
+  EXPECT_GT(t.compute_copy._version(), copy_before);
+}
+
 TEST(AdamW, TakesManyTensorsOfAnySizeAndGradientsOfAnyStride) {
   const auto run = [](int threads) {
     const testing::Threads count(threads);

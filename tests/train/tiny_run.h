@@ -13,6 +13,7 @@
 #include "dovetail/base/file.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/train/config.h"
+#include "dovetail/train/trainer.h"
 #include "tests/base/temporary_folder.h"
 
 namespace dovetail::test {
@@ -72,5 +73,10 @@ class TinyRun {
  private:
   TemporaryFolder folder_;
 };
+
+inline TrainResult train_alone(const RunConfig& config, TrainOptions options = {}) {
+  options.quiet = true;
+  return train(config, local_groups(1)[0], options);
+}
 
 }  // namespace dovetail::test

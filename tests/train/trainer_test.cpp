@@ -19,13 +19,9 @@
 namespace dovetail {
 namespace {
 
+using test::train_alone;
 using testing::AllOf;
 using testing::HasSubstr;
-
-TrainResult train_alone(const RunConfig& config, TrainOptions options = {}) {
-  options.quiet = true;
-  return train(config, local_groups(1)[0], options);
-}
 
 Snapshot last_checkpoint(const RunConfig& config) { return read_latest_checkpoint(config.folder() / "checkpoints"); }
 
@@ -118,7 +114,7 @@ TEST_P(EveryPrecision, AnInterruptedRunResumesBitForBit) {
   expect_same_tensors(last_checkpoint(config), last_checkpoint(prepared("whole")));
   EXPECT_EQ(nlohmann::json::parse(run.read("parts", "machine.json"))["resumed_from"], nlohmann::json({1, 2, 3, 4, 5}));
 }
-INSTANTIATE_TEST_SUITE_P(Train, EveryPrecision, testing::Values("fp32", "bf16", "fp64"));
+INSTANTIATE_TEST_SUITE_P(Train, EveryPrecision, testing::Values("fp32", "bf16", "fp64", "mxfp8", "mxfp4_stochastic"));
 
 TEST(Train, MicroBatchesAndRecomputationChangeOnlyTheRounding) {
   const test::TinyRun run;

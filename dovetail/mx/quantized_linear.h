@@ -1,0 +1,64 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "dovetail/mx/quantize.h"
+#include "dovetail/mx/recipe.h"
+
+namespace dovetail::mx {
+
+/// What the tensors of a Linear went through since `begin_step`: weight (last seen) and activation in forward's
+/// orientation, gradient in that of the input's gradient.
+struct LinearStatistics {
+  Statistics weight, activation, gradient;
+};
+
+/// A Linear whose operands are quantized along the reduction of each product:
+///
+///     y  = row(x)  row(weight)^T         blocks along `in`
+///     dx = row(dy) col(weight)           blocks along `out`
+///     dw = col(dy)^T col(x)              blocks along the tokens
+///
+/// Row and column copies are made from one read of the tensor. Backward keeps the column copy of x alone, and Linears
+/// that read the same x one after another share it; with a prologue backward keeps what the prologue read, which the
+/// prologue's own backward needs anyhow, and makes the column copy then.
+///
+/// Products are emulated: what is quantized goes on as bfloat16, in which every format is exact (see `dequantize`), and
+/// is added up in FP32; on a CPU without bfloat16 instructions, and for float32 x, as float32. No copy of the weight is
+/// kept from one product to the next: quantizing it again takes less time than dequantizing a copy.
+class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
+ public:
+  /// `name` is the layer's, for messages.
+  QuantizedLinear(LinearRecipe recipe, std::string name);
+
+  /// An elementwise operation between x and the product, as dovetail::swiglu; its result is not kept.
+  using Prologue = at::Tensor (*)(const at::Tensor&);
+
+  /// x (..., in), or what `prologue` turns into that; weight (out, in); bias (out) or undefined; float32 or bfloat16,
+  /// all of one dtype, on CPU. y (..., out). The meta device gives shapes. Throws UserError naming the layer.
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {},
+                     Prologue prologue = nullptr);
+
+  const LinearRecipe& recipe() const { return recipe_; }
+
+  /// Begins a step: statistics are empty again, and stochastic rounding follows from `seed` and the order of backward
+  /// calls alone.
+  void begin_step(uint64_t seed);
+  const LinearStatistics& statistics() const { return statistics_; }
+
+ private:
+  friend class QuantizedLinearFunction;
+  /// The weight as its product reads it, with blocks along its rows or columns.
+  at::Tensor weight_operand(const at::Tensor& weight, Copies copies);
+
+  LinearRecipe recipe_;
+  std::string name_;
+  LinearStatistics statistics_;
+  uint64_t seed_ = 0, backward_calls_ = 0;
+};
+
+}  // namespace dovetail::mx

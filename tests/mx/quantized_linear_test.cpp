@@ -1,0 +1,164 @@
+#include "dovetail/mx/quantized_linear.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "dovetail/base/error.h"
+#include "dovetail/mx/linear.h"
+#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/functions.h"
+#include "tests/models/allocation_meter.h"
+
+// The products themselves are held against torchao in tests/python/test_mx_linear.py.
+namespace dovetail::mx {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+LinearRecipe recipe(std::string_view name = "mxfp8") { return find_recipe(built_in_recipes(), name).linear; }
+
+std::shared_ptr<QuantizedLinear> layer(const LinearRecipe& of = recipe()) {
+  return std::make_shared<QuantizedLinear>(of, "blocks.0.ffn.down");
+}
+
+at::Tensor random(at::IntArrayRef sizes, uint64_t seed, at::ScalarType dtype = at::kFloat) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  return at::randn(sizes, generator).to(dtype);
+}
+
+struct Gradients {
+  at::Tensor y, x, weight;
+};
+
+Gradients run(const std::shared_ptr<QuantizedLinear>& linear, const at::Tensor& x_in, const at::Tensor& weight_in,
+              QuantizedLinear::Prologue inside, QuantizedLinear::Prologue outside) {
+  const at::Tensor x = x_in.detach().clone().requires_grad_(), weight = weight_in.detach().clone().requires_grad_();
+  const at::Tensor y = linear->forward(outside != nullptr ? outside(x) : x, weight, {}, inside);
+  y.backward(random(y.sizes(), 9, y.scalar_type()));
+  return {y.detach(), x.grad(), weight.grad()};
+}
+
+TEST(QuantizedLinear, APrologueChangesNoBit) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const auto prologue : {swiglu, gelu, squared_relu}) {
+      const int64_t width = prologue == swiglu ? 140 : 70;
+      const at::Tensor x = random({3, 11, width}, 1, dtype), weight = random({45, 70}, 2, dtype);
+      const Gradients inside = run(layer(), x, weight, prologue, nullptr);
+      const Gradients outside = run(layer(), x, weight, nullptr, prologue);
+      EXPECT_TRUE(at::equal(inside.y, outside.y));
+      EXPECT_TRUE(at::equal(inside.x, outside.x));
+      EXPECT_TRUE(at::equal(inside.weight, outside.weight));
+    }
+  }
+}
+
+TEST(QuantizedLinear, KeepsWhatItSaysForBackward) {
+  const at::Tensor weight = random({64, 128}, 1, at::kBFloat16).requires_grad_();
+  const at::Tensor x = random({256, 256}, 2, at::kBFloat16).requires_grad_();
+  const auto linear = layer();
+  const testing::AllocationMeter meter;
+  at::Tensor y = linear->forward(x, weight, {}, swiglu);
+  EXPECT_EQ(meter.current(), static_cast<int64_t>(y.nbytes()));  // x itself, and nothing new
+  y.reset();
+  const at::Tensor narrow = x.narrow(1, 0, 128).contiguous();
+  const int64_t before = meter.current();
+  y = linear->forward(narrow, weight);
+  EXPECT_EQ(meter.current() - before, static_cast<int64_t>(y.nbytes()) + 256 * 128 + 256 * 128 / kBlock);
+}
+
+TEST(QuantizedLinear, WeightsInSquareBlocksAreOneCopyForBothProducts) {
+  LinearRecipe square = recipe();
+  square.weight.square = true;
+  const at::Tensor x = random({40, 64}, 1).requires_grad_(), weight = random({96, 64}, 2), dy = random({40, 96}, 3);
+  square.activation.format = square.gradient.format = std::nullopt;
+  const auto linear = layer(square);
+  const at::Tensor y = linear->forward(x, weight);
+  y.backward(dy);
+  const at::Tensor values = dequantize(quantize(weight, {.copies = Copies::kSquare}).square);
+  EXPECT_TRUE(at::allclose(y, at::linear(x, values), 1e-5, 1e-5));
+  EXPECT_TRUE(at::allclose(x.grad(), at::mm(dy, values), 1e-5, 1e-5));
+  EXPECT_FALSE(at::allclose(y, at::linear(x, weight), 1e-3, 1e-3));
+}
+
+TEST(QuantizedLinear, StochasticRoundingFollowsFromTheSeedAlone) {
+  const at::Tensor x = random({33, 64}, 1), weight = random({32, 64}, 2);
+  const auto linear = layer(recipe("mxfp4_stochastic"));
+  const auto gradient = [&](uint64_t seed, int calls) {
+    linear->begin_step(seed);
+    Gradients last;
+    for (int i = 0; i < calls; ++i) last = run(linear, x, weight, nullptr, nullptr);
+    return last.x;
+  };
+  EXPECT_TRUE(at::equal(gradient(5, 1), gradient(5, 1)));
+  EXPECT_FALSE(at::equal(gradient(5, 1), gradient(6, 1)));
+  EXPECT_FALSE(at::equal(gradient(5, 1), gradient(5, 2)));  // each micro-batch has its own numbers
+  EXPECT_TRUE(at::equal(gradient(5, 2), gradient(5, 2)));
+}
+
+TEST(QuantizedLinear, CountsWhatHappenedToEachTensor) {
+  const auto linear = layer();
+  linear->begin_step(0);
+  const at::Tensor x = at::full({2, 32}, 1.0f), weight = at::full({3, 32}, 2.0f);
+  run(linear, x, weight, nullptr, nullptr);
+  run(linear, x, weight, nullptr, nullptr);
+  EXPECT_EQ(linear->statistics().activation.elements, 2 * 2 * 32);
+  EXPECT_EQ(linear->statistics().activation.amax(), 1.0f);
+  EXPECT_EQ(linear->statistics().weight.elements, 3 * 32);
+  EXPECT_EQ(linear->statistics().weight.amax(), 2.0f);
+  EXPECT_EQ(linear->statistics().gradient.elements, 2 * 2 * 3);
+}
+
+TEST(QuantizedLinear, WithoutBFloat16InstructionsProductsAreOfFloat32) {
+  const SimdLevel level = simd_level();
+  const at::Tensor x = random({40, 64}, 1, at::kBFloat16), weight = random({32, 64}, 2, at::kBFloat16);
+  const Gradients best = run(layer(), x, weight, nullptr, nullptr);
+  set_simd_level(SimdLevel::kScalar);
+  const Gradients wide = run(layer(), x, weight, nullptr, nullptr);
+  set_simd_level(level);
+  EXPECT_EQ(wide.y.scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(at::allclose(wide.y, best.y, 1.0 / 128, 1e-2));
+  EXPECT_TRUE(at::allclose(wide.weight, best.weight, 1.0 / 128, 1e-2));
+}
+
+TEST(QuantizedLinear, WhatIsWrongNamesTheLayer) {
+  const auto refusal = [](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {}) {
+    try {
+      layer()->forward(x, weight, bias);
+    } catch (const UserError& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  const at::Tensor x = random({2, 32}, 1), weight = random({3, 32}, 2);
+  EXPECT_THAT(refusal(x.to(at::kDouble), weight.to(at::kDouble)),
+              AllOf(HasSubstr("blocks.0.ffn.down"), HasSubstr("Double")));
+  EXPECT_THAT(refusal(x.to(at::kLong), weight), HasSubstr("Long"));
+  EXPECT_THAT(refusal(x, weight.to(at::kBFloat16)), HasSubstr("BFloat16"));
+  EXPECT_THAT(refusal(x, random({3, 31}, 1)), HasSubstr("last size"));
+  EXPECT_THAT(refusal(x, weight, random({4}, 1)), HasSubstr("bias"));
+}
+
+TEST(QuantizedLinear, GivesShapesOnTheMetaDevice) {
+  const auto options = at::TensorOptions(c10::kMeta);
+  EXPECT_EQ(layer()->forward(at::empty({2, 5, 64}, options), at::empty({3, 64}, options)).sizes(),
+            (std::vector<int64_t>{2, 5, 3}));
+}
+
+TEST(Linear, TakesAndDropsARecipe) {
+  const auto linear = make_linear({.in = 64, .out = 32, .bias = true, .name = "x"});
+  const torch::NoGradGuard no_grad;
+  linear->weight.copy_(random({32, 64}, 1));
+  linear->bias.fill_(3);
+  const at::Tensor x = random({5, 64}, 2), plain = linear->forward(x);
+  linear->set_recipe(recipe("mxfp4"));
+  ASSERT_NE(linear->quantized(), nullptr);
+  EXPECT_FALSE(at::allclose(linear->forward(x), plain, 1e-2, 1e-2));
+  linear->set_recipe(recipe("bf16"));
+  EXPECT_EQ(linear->quantized(), nullptr);
+  EXPECT_TRUE(at::equal(linear->forward(x), plain));
+}
+
+}  // namespace
+}  // namespace dovetail::mx

@@ -1,0 +1,168 @@
+#include "dovetail/train/quantization.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "dovetail/base/error.h"
+#include "tests/train/tiny_run.h"
+
+namespace dovetail {
+namespace {
+
+using test::train_alone;
+using testing::AllOf;
+using testing::HasSubstr;
+
+PrecisionSection section(const std::string& toml) {
+  PrecisionSection config;
+  parse_config([&](Section& s) { s.section("precision", config, "Precision"); }, toml, "test.toml");
+  check_precision(config);
+  return config;
+}
+
+ModelConfig two_blocks() {
+  ModelConfig config;
+  config.layers = 2;
+  config.width = 32;
+  config.heads = 2;
+  config.tied = false;
+  config.vocab_size = 64;
+  return resolve_model_config(config, 0);
+}
+
+/// "blocks.0.ffn.up" -> "e4m3 e4m3 e4m3", "-" for high precision: weight, activation, gradient.
+std::map<std::string, std::string> formats(const std::string& toml, const std::string& name) {
+  GPT model(two_blocks());
+  const Quantization quantization(model, section(toml), name);
+  std::map<std::string, std::string> result;
+  for (const auto& linear : quantization.layers()) {
+    mx::LinearRecipe recipe = linear->quantized()->recipe();
+    std::string& text = result[linear->options().name];
+    for (const auto operand : {mx::Operand::kWeight, mx::Operand::kActivation, mx::Operand::kGradient}) {
+      const auto format = recipe.of(operand).format;
+      text += (text.empty() ? "" : " ") + (format ? std::string(mx::name(*format)) : "-");
+    }
+  }
+  return result;
+}
+
+std::string refusal(const std::string& toml, const std::string& name = "mxfp8") {
+  try {
+    formats(toml, name);
+  } catch (const UserError& error) {
+    return std::string(error.what()) + " | " + error.help();
+  }
+  return "accepted";
+}
+
+TEST(Quantization, IsOfTheFourLinearsOfEveryBlockAndNothingElse) {
+  const auto found = formats("[precision]\nrecipe = \"mxfp8_e5m2_grad\"\n", "mxfp8_e5m2_grad");
+  EXPECT_EQ(found.size(), 8U);
+  for (const char* block : {"blocks.0", "blocks.1"}) {
+    for (const char* linear : {".attention.qkv", ".attention.out", ".ffn.up", ".ffn.down"})
+      EXPECT_EQ(found.at(std::string(block) + linear), "e4m3 e4m3 e5m2");
+  }
+  EXPECT_TRUE(formats("", "bf16").empty());
+  EXPECT_TRUE(formats("", "fp32").empty());
+}
+
+TEST(Quantization, TheLastOverrideThatMatchesDecides) {
+  const auto found = formats(R"(
+[precision]
+recipe = "mxfp8"
+[[precision.override]]
+layers = "*.ffn.*"
+recipe = "mxfp4"
+[[precision.override]]
+layers = ["blocks.0.*"]
+recipe = "bf16"
+[[precision.override]]
+layers = "blocks.1.ffn.down"
+tensors = ["gradient"]
+recipe = "mxfp6_e3m2"
+)",
+                             "mxfp8");
+  EXPECT_EQ(found, (std::map<std::string, std::string>{{"blocks.1.attention.qkv", "e4m3 e4m3 e4m3"},
+                                                       {"blocks.1.attention.out", "e4m3 e4m3 e4m3"},
+                                                       {"blocks.1.ffn.up", "e2m1 e2m1 e2m1"},
+                                                       {"blocks.1.ffn.down", "e2m1 e2m1 e3m2"}}));
+}
+
+TEST(Quantization, KnowsRecipesOfTheUsers) {
+  const std::string mine = R"(
+[precision]
+recipe = "mine"
+[[precision.recipes]]
+name = "mine"
+activation = { format = "mxint8" }
+gradient = { format = "none" }
+)";
+  EXPECT_EQ(formats(mine, "mine").at("blocks.1.ffn.up"), "e4m3 mxint8 -");
+  const PrecisionSection config = section(mine);
+  const auto describe = [&](Section& s) { const_cast<PrecisionSection&>(config).describe(s); };
+  PrecisionSection again;
+  parse_config([&](Section& s) { again.describe(s); }, config_to_toml(describe), "again.toml");
+  EXPECT_EQ(again.recipes[0].activation.format, "mxint8");
+}
+
+TEST(Quantization, WhatCannotBeIsNamed) {
+  const auto with_override = [](const std::string& entry) { return "[[precision.override]]\n" + entry; };
+  EXPECT_THAT(refusal("[precision]\nrecipe = \"mxfp7\"\n"), AllOf(HasSubstr("mxfp7"), HasSubstr("mxfp8")));
+  EXPECT_THAT(refusal(with_override("layers = \"block.0.*\"\nrecipe = \"bf16\"\n")),
+              AllOf(HasSubstr("block.0.*"), HasSubstr("blocks.0.attention.qkv to blocks.1.ffn.down")));
+  EXPECT_THAT(refusal(with_override("layers = \"head\"\nrecipe = \"mxfp8\"\n")), HasSubstr("high precision"));
+  EXPECT_THAT(refusal(with_override("layers = \"*\"\nrecipe = \"mxfp3\"\n")), HasSubstr("mxfp3"));
+  EXPECT_THAT(refusal(with_override("layers = \"*\"\nrecipe = \"bf16\"\ntensors = [\"weights\"]\n")),
+              AllOf(HasSubstr("\"weights\""), HasSubstr("weight, activation, gradient")));
+  EXPECT_THAT(refusal(with_override("layers = []\nrecipe = \"bf16\"\n")), HasSubstr("layers"));
+  EXPECT_THAT(refusal(with_override("layers = \"blocks.0.ffn.up\"\nrecipe = \"mxfp8\"\n"), "fp64"),
+              AllOf(HasSubstr("fp64"), HasSubstr("blocks.0.ffn.up")));
+  EXPECT_THAT(refusal("[[precision.recipes]]\nname = \"mxfp8\"\n"), AllOf(HasSubstr("mxfp8"), HasSubstr("taken")));
+  EXPECT_THAT(refusal("[[precision.recipes]]\nname = \"mine\"\nweight = { rounding = \"stochastic\" }\n"),
+              AllOf(HasSubstr("mine"), HasSubstr("weight"), HasSubstr("stochastic")));
+}
+
+TEST(Quantization, TrainsCloseToBFloat16) {
+  const test::TinyRun run;
+  const auto validation_loss = [&](const std::string& recipe) {
+    RunConfig config = run.config(recipe);
+    config.precision.recipe = recipe;
+    config.train.steps = 100;
+    config.train.batch = 8;
+    config.optimizer.lr = 1e-2;
+    return train_alone(config).validation_loss;
+  };
+  const double bf16 = validation_loss("bf16"), mxfp8 = validation_loss("mxfp8");
+  EXPECT_LT(bf16, 2.5);
+  EXPECT_NEAR(mxfp8 / bf16, 1, 0.03);
+  EXPECT_NE(mxfp8, bf16);
+}
+
+TEST(Quantization, ARunDoesNotResumeUnderOtherRecipes) {
+  const test::TinyRun run;
+  RunConfig config = run.config();
+  config.precision.recipe = "mxfp8";
+  config.train.steps = 2;
+  train_alone(config);
+  config.train.steps = 3;
+  const auto refused = [&] {
+    try {
+      train_alone(config);
+    } catch (const UserError& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  config.precision.overrides = {{.layers = {"blocks.0.*"}, .recipe = "bf16"}};
+  EXPECT_THAT(refused(), HasSubstr("precision.override"));
+  config.precision.overrides.clear();
+  config.precision.recipe = "mxfp4";
+  EXPECT_THAT(refused(), HasSubstr("mxfp8"));
+  config.precision.recipe = "auto";
+  EXPECT_EQ(refused(), "accepted");
+}
+
+}  // namespace
+}  // namespace dovetail
