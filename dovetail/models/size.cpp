@@ -91,9 +91,10 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   // Beginning of backward. The head's gradients, of its input and matrix, are made in forward.
   const auto logits = logits_rows(tokens, c.vocab_size, element) * c.vocab_size * element;
   const auto head_workspace = stream + logits;  // the head's input, a chunk of logits
-  // In backward of ffn.down. Quantized it makes the activation again, whose gradient and that of ffn.up stand beside it.
-  const auto ffn_elements = options.linears.quantizes() ? 2 * c.ffn_width + ffn_up_width(c)
-                                                        : std::max(ffn_up_width(c), c.ffn_width);
+  // In backward of ffn.down. Quantized it makes the activation again, whose gradient and that of ffn.up stand beside
+  // it.
+  const auto ffn_elements =
+      options.linears.quantizes() ? 2 * c.ffn_width + ffn_up_width(c) : std::max(ffn_up_width(c), c.ffn_width);
   const auto ffn_workspace = (tokens * ffn_elements + c.width * c.ffn_width) * element;
   const auto begin = MemoryEstimate{.gradients = held + table,
                                     .activations = all_blocks + stream,

@@ -166,6 +166,10 @@ void EvalSection::describe(Section& s) {
 
 void LogSection::describe(Section& s) {
   s.value("tensorboard", tensorboard, "Write TensorBoard event files");
+  s.value("quantization_every", quantization_every,
+          "Steps between records of what quantization did to each tensor, where Linears are quantized; 0: none")
+      .unit("steps")
+      .range(0, kManySteps);
   s.value("trace_steps", trace_steps, "Steps recorded as Chrome/Perfetto traces, trace-<step>.json")
       .unit("steps")
       .range(1, kManySteps);

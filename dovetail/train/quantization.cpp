@@ -6,6 +6,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <utility>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
@@ -114,6 +117,69 @@ Quantization::Quantization(GPT& model, const PrecisionSection& config, const std
     throw UserError(
         fmt::format("precision.override quantizes {}, but the run computes in fp64", layers_.front()->options().name),
         "use precision.recipe = \"bf16\" or \"fp32\"");
+}
+
+nlohmann::ordered_json Quantization::statistics(int64_t step) const {
+  auto tensors = nlohmann::ordered_json::array();
+  for (const auto& layer : layers_) {
+    const mx::LinearRecipe recipe = layer->quantized()->recipe();
+    const mx::LinearStatistics& counts = layer->quantized()->statistics();
+    const auto add = [&](mx::Operand operand, const mx::OperandRecipe& how, const mx::Statistics& s) {
+      if (s.blocks == 0) return;
+      const auto of_blocks = [&](int64_t count) { return static_cast<double>(count) / static_cast<double>(s.blocks); };
+      const bool all_zero = s.min_scale > s.max_scale;
+      const double sqnr_db = s.sqnr_db();
+      using Json = nlohmann::ordered_json;
+      tensors.push_back(
+          {{"layer", layer->options().name},
+           {"tensor", mx::name(operand)},
+           {"format", mx::name(*how.format)},
+           {"scale_mode", mx::name(how.scale_mode)},
+           {"underflow", s.underflow_fraction()},
+           {"saturation", s.saturation_fraction()},
+           {"saturating_blocks", of_blocks(s.saturating_blocks)},
+           {"saturating_blocks_under_floor", of_blocks(s.floor_saturated_blocks)},
+           {"non_finite_blocks", s.non_finite_blocks},
+           {"sqnr_db", std::isfinite(sqnr_db) ? Json(sqnr_db) : Json()},
+           {"amax", s.amax()},
+           {"scales", all_zero ? Json() : Json({s.min_scale - mx::kScaleBias, s.max_scale - mx::kScaleBias})}});
+    };
+    add(mx::Operand::kWeight, recipe.weight, counts.weight);
+    add(mx::Operand::kActivation, recipe.activation, counts.activation);
+    add(mx::Operand::kGradient, recipe.gradient, counts.gradient);
+  }
+  return {{"step", step}, {"tensors", std::move(tensors)}};
+}
+
+std::vector<std::string> Quantization::warnings(const nlohmann::ordered_json& statistics) {
+  struct Loss {
+    const char *key, *words;
+    double most;
+  };
+  constexpr Loss kLosses[] = {{"underflow", "of the elements became zero", kMostUnderflow},
+                              {"saturating_blocks", "of the blocks saturated", kMostSaturation}};
+  std::vector<std::string> lines;
+  for (const Loss& loss : kLosses) {
+    for (const mx::Operand operand : kOperands) {
+      const nlohmann::ordered_json* worst = nullptr;
+      int64_t layers = 0;
+      for (const auto& t : statistics.at("tensors")) {
+        if (t["tensor"] != mx::name(operand) || t[loss.key].get<double>() <= loss.most) continue;
+        if (!warned_.insert(fmt::format("{} {} {}", loss.key, t["layer"].dump(), mx::name(operand))).second) continue;
+        ++layers;
+        if (worst == nullptr || (*worst)[loss.key] < t[loss.key]) worst = &t;
+      }
+      if (worst == nullptr) continue;
+      const auto word = [&](const char* key) { return (*worst)[key].get<std::string>(); };
+      lines.push_back(fmt::format(
+          "step {}: {} of {} ({}, {}): {:.1f} % {}{}", statistics["step"].get<int64_t>(), word("tensor"), word("layer"),
+          word("format"), word("scale_mode"), 100 * (*worst)[loss.key].get<double>(), loss.words,
+          layers > 1
+              ? fmt::format("; above {:g} % in {} more layers, see quantization.jsonl", 100 * loss.most, layers - 1)
+              : ""));
+    }
+  }
+  return lines;
 }
 
 void Quantization::begin_step(uint64_t seed) {

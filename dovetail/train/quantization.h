@@ -1,7 +1,10 @@
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
+
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -27,6 +30,17 @@ class Quantization {
   /// its backward calls.
   void begin_step(uint64_t seed);
 
+  /// What quantization did since `begin_step`, a line of quantization.jsonl: {"step", "tensors": [{"layer", "tensor",
+  /// "format", "scale_mode", "underflow", "saturation" (shares of elements), "saturating_blocks",
+  /// "saturating_blocks_under_floor" (shares of blocks: scale_mode floor would have done that), "non_finite_blocks",
+  /// "sqnr_db" (null without error), "amax", "scales": [least, largest exponent]}]}.
+  nlohmann::ordered_json statistics(int64_t step) const;
+  /// Warnings about such a line, in words: the worst of the weights, of the activations and of the gradients that lose
+  /// more than kMostUnderflow of their elements to zero, or saturate in more than kMostSaturation of their blocks. Each
+  /// tensor counts once.
+  std::vector<std::string> warnings(const nlohmann::ordered_json& statistics);
+  static constexpr double kMostUnderflow = 0.25, kMostSaturation = 0.01;
+
   /// The recipe of Linears that no override names.
   const mx::LinearRecipe& base() const { return base_; }
   /// In the order of the model; empty when nothing is quantized.
@@ -35,6 +49,7 @@ class Quantization {
  private:
   mx::LinearRecipe base_;
   std::vector<std::shared_ptr<Linear>> layers_;
+  std::set<std::string> warned_;
 };
 
 }  // namespace dovetail

@@ -202,6 +202,31 @@ Json make_machine(const RunFiles& run) {
   return rows;
 }
 
+/// What quantization did to each tensor in the last step that was recorded, worst first by signal to noise.
+Json make_quantization(const RunFiles& run) {
+  if (run.quantization.empty()) return nullptr;
+  const Json& last = run.quantization.back();
+  std::vector<Json> tensors = value_at(last, {"tensors"});
+  const auto quality = [](const Json& t) {
+    const double decibels = number_of(t, "sqnr_db");
+    return std::isnan(decibels) ? std::numeric_limits<double>::infinity() : decibels;
+  };
+  std::stable_sort(tensors.begin(), tensors.end(),
+                   [&](const Json& a, const Json& b) { return quality(a) < quality(b); });
+  Json rows = Json::array();
+  for (const Json& t : tensors) {
+    const auto percent = [&](const char* key) { return fmt::format("{:.3g} %", 100 * number_of(t, key)); };
+    const auto word = [&](const char* key) { return t.value(key, std::string()); };
+    const Json scales = value_at(t, {"scales"});
+    rows.push_back({word("layer"), word("tensor"), fmt::format("{}, {}", word("format"), word("scale_mode")),
+                    fmt::format("{:.1f} dB", quality(t)), percent("underflow"), percent("saturation"),
+                    percent("saturating_blocks"), percent("saturating_blocks_under_floor"),
+                    fmt::format("{:.3g}", number_of(t, "amax")),
+                    scales.is_array() ? fmt::format("2^{} to 2^{}", scales.at(0).dump(), scales.at(1).dump()) : "-"});
+  }
+  return {{"step", last["step"]}, {"rows", rows}};
+}
+
 Json skipped_steps(const RunFiles& run) {
   Json steps = Json::array();
   for (const Json& line : run.metrics) {
@@ -225,6 +250,7 @@ Json report_data(const fs::path& run_folder) {
           {"charts", make_charts(run)},
           {"skipped_steps", skipped_steps(run)},
           {"samples", run.samples.is_array() ? run.samples : Json::array()},
+          {"quantization", make_quantization(run)},
           {"decisions", make_decisions(run)},
           {"machine", make_machine(run)},
           {"commands", make_commands(run)},

@@ -93,6 +93,28 @@ std::string samples(const Json& data) {
   return html;
 }
 
+std::string quantization(const Json& data) {
+  const Json& panel = data.at("quantization");
+  if (panel.is_null()) return "";
+  std::string html = fmt::format(
+      "<h2>Quantization</h2>\n<p>Step {}, the tensors with the most noise first. <i>Underflow</i>: elements that "
+      "became "
+      "zero; <i>saturation</i>: elements beyond the format's largest number.</p>\n<div class=\"card\"><table>\n",
+      panel.at("step").dump());
+  html += "<tr>";
+  for (const char* column : {"layer", "tensor", "format", "signal to noise", "underflow", "saturation",
+                             "blocks that saturate", "that would under floor", "largest", "scales"}) {
+    html += fmt::format("<th>{}</th>", column);
+  }
+  html += "</tr>\n";
+  for (const Json& row : panel.at("rows")) {
+    html += "<tr>";
+    for (const Json& cell : row) html += fmt::format("<td>{}</td>", escaped(cell.get<std::string>()));
+    html += "</tr>\n";
+  }
+  return html + "</table></div>\n";
+}
+
 std::string decisions(const Json& data) {
   if (data.at("decisions").empty()) return "";
   std::string html =
@@ -133,12 +155,14 @@ std::string report_page(const Json& data) {
       escaped(data, "name"));
   html += kReportStyle;
   html += "</style>\n</head>\n<body>\n<main>\n";
-  html += header(data) + tiles(data) + kControls + samples(data) + decisions(data) + machine(data) + commands(data);
+  html += header(data) + tiles(data) + kControls + samples(data) + quantization(data) + decisions(data) +
+          machine(data) + commands(data);
   html += fmt::format(
       "<h2>Config</h2>\n<details><summary>the resolved config, every key</summary>\n<pre>{}</pre></details>\n",
       escaped(data, "config"));
   html +=
-      "<footer>Made by <code>dovetail report</code> from metrics.jsonl, timings.jsonl and machine.json of the "
+      "<footer>Made by <code>dovetail report</code> from metrics.jsonl, timings.jsonl, quantization.jsonl and "
+      "machine.json of the "
       "run.</footer>\n</main>\n";
   const Json plotted = {{"charts", data.at("charts")}, {"skipped_steps", data.at("skipped_steps")}};
   html += "<script type=\"application/json\" id=\"data\">" + script_json(plotted) + "</script>\n<script>";

@@ -54,6 +54,7 @@ RunFiles read_run(const fs::path& folder) {
   parse_config([&](Section& s) { files.config.describe(s); }, files.config_text, (folder / "config.toml").string());
   files.metrics = read_lines(folder / "metrics.jsonl");
   if (fs::exists(folder / "timings.jsonl")) files.timings = read_lines(folder / "timings.jsonl");
+  if (fs::exists(folder / "quantization.jsonl")) files.quantization = read_lines(folder / "quantization.jsonl");
   files.machine = read_json_if_present(folder / "machine.json");
   files.samples = read_json_if_present(folder / "samples.json");
   return files;

@@ -17,6 +17,7 @@ namespace dovetail {
 RunOutput::RunOutput(const RunFolder& folder, const RunConfig& config, int64_t first_step, bool quiet)
     : folder_(folder),
       log_(config.log),
+      first_step_(first_step),
       metrics_(folder.path() / "metrics.jsonl", first_step),
       timings_(folder.path() / "timings.jsonl", first_step),
       progress_(first_step, config.train.steps, quiet ? Progress::Mode::kOff : Progress::Mode::kAutomatic) {
@@ -24,6 +25,8 @@ RunOutput::RunOutput(const RunFolder& folder, const RunConfig& config, int64_t f
     log_warning("{}/metrics.jsonl ends at step {}, the checkpoint is of step {}: the steps between are missing from it",
                 folder.path().string(), metrics_.last_kept(), first_step);
   }
+  const auto quantization = folder.path() / "quantization.jsonl";
+  if (std::filesystem::exists(quantization)) quantization_.emplace(quantization, first_step);
   // A run that has nothing left to train needs no event file.
   if (log_.tensorboard && first_step < config.train.steps) events_.emplace(folder.path() / "events", first_step + 1);
 }
@@ -60,6 +63,21 @@ void RunOutput::write(const StepMetrics& metrics, const StepTimings& timings) {
                     .tokens_per_s = timings.tokens_per_s,
                     .utilization = timings.utilization},
                    (timings.step_ms + timings.evaluation_ms + timings.checkpoint_ms) / 1000.0);
+}
+
+void RunOutput::write_quantization(const nlohmann::ordered_json& statistics) {
+  if (!quantization_) quantization_.emplace(folder_.path() / "quantization.jsonl", first_step_);
+  quantization_->append(statistics);
+  if (!events_) return;
+  std::vector<std::pair<std::string, double>> named;
+  for (const auto& t : statistics.at("tensors")) {
+    for (const char* what : {"underflow", "saturation", "sqnr_db"}) {
+      if (t[what].is_number())
+        named.emplace_back(fmt::format("{}/{} {}", what, t["layer"].get<std::string>(), t["tensor"].get<std::string>()),
+                           t[what].get<double>());
+    }
+  }
+  events_->scalars(statistics.at("step").get<int64_t>(), {named.begin(), named.end()});
 }
 
 void RunOutput::say(const std::string& line) {

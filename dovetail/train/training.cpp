@@ -64,6 +64,7 @@ bool Training::time_is_up() const {
 bool Training::advance() {
   StepTimings timings;
   const bool stop = train_step(timings);
+  report_quantization();  // before evaluation adds to it
   evaluate_if_due(timings);
   if (output_) output_->write(*state_.last);
   check_skipped();
@@ -120,6 +121,15 @@ void Training::evaluate_if_due(StepTimings& timings) {
                                       .device = run_.device});
   if (state_.last->validation) state_.last_evaluated = state_.last;
   timings.evaluation_ms = 1e3 * (now_seconds() - begin_s);
+}
+
+void Training::report_quantization() {
+  const int64_t every = run_.config.log.quantization_every;
+  if (!output_ || every == 0 || quantization_->layers().empty()) return;
+  if (!complete() && state_.step % every != 0) return;
+  const nlohmann::ordered_json statistics = quantization_->statistics(state_.step);
+  output_->write_quantization(statistics);
+  for (const std::string& line : quantization_->warnings(statistics)) output_->warn(line);
 }
 
 void Training::check_skipped() {

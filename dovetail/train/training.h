@@ -40,6 +40,8 @@ class Training {
   bool advance();
   bool train_step(StepTimings& timings);
   void evaluate_if_due(StepTimings& timings);
+  /// Records and warns of what quantization did in the step.
+  void report_quantization();
   /// Warns of a skipped step; throws when there were too many in a row.
   void check_skipped();
   void save_if_due(bool stopping, StepTimings& timings);

@@ -3,9 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "dovetail/base/error.h"
+#include "dovetail/train/report.h"
 #include "tests/train/tiny_run.h"
 
 namespace dovetail {
@@ -14,6 +18,7 @@ namespace {
 using test::train_alone;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 PrecisionSection section(const std::string& toml) {
   PrecisionSection config;
@@ -138,6 +143,80 @@ TEST(Quantization, TrainsCloseToBFloat16) {
   EXPECT_LT(bf16, 2.5);
   EXPECT_NEAR(mxfp8 / bf16, 1, 0.03);
   EXPECT_NE(mxfp8, bf16);
+}
+
+TEST(Quantization, SaysWhatHappenedToEachTensor) {
+  GPT model(two_blocks());
+  initialize(model, 1);
+  Quantization quantization(model, section("[precision]\nrecipe = \"mxfp8_floor\"\n"), "mxfp8_floor");
+  const auto linear = quantization.layers()[2];
+  ASSERT_EQ(linear->options().name, "blocks.0.ffn.up");
+  quantization.begin_step(1);
+  // Blocks of 500, which floor saturates at 448, of 1, and of numbers of which half are too small beside the largest.
+  at::Tensor x = at::ones({2, 96});
+  x.narrow(1, 0, 32).fill_(500);
+  x.narrow(1, 65, 16).fill_(1e-6);
+  linear->forward(x.slice(1, 0, 32).contiguous());
+  const auto entry = [&] {
+    const auto statistics = quantization.statistics(7);
+    for (const auto& t : statistics["tensors"]) {
+      if (t["layer"] == "blocks.0.ffn.up" && t["tensor"] == "activation") return t;
+    }
+    return nlohmann::ordered_json();
+  };
+  EXPECT_EQ(quantization.statistics(7)["step"], 7);
+  EXPECT_EQ(entry()["format"], "e4m3");
+  EXPECT_EQ(entry()["scale_mode"], "floor");
+  EXPECT_EQ(entry()["saturation"], 1.0);
+  EXPECT_EQ(entry()["saturating_blocks"], 1.0);
+  EXPECT_EQ(entry()["saturating_blocks_under_floor"], 1.0);
+  EXPECT_EQ(entry()["amax"], 500.0);
+  EXPECT_EQ(entry()["scales"], nlohmann::ordered_json({0, 0}));
+  EXPECT_NEAR(entry()["sqnr_db"].get<double>(), 20 * std::log10(500.0 / 52), 1e-3);
+  const std::vector<std::string> warnings = quantization.warnings(quantization.statistics(7));
+  ASSERT_EQ(warnings.size(), 2U);  // of the initial weights a fifth saturate
+  EXPECT_THAT(warnings[0], AllOf(HasSubstr("weight of blocks.0.ffn.up"), Not(HasSubstr("more layers"))));
+  EXPECT_THAT(warnings[1], AllOf(HasSubstr("step 7"), HasSubstr("activation of blocks.0.ffn.up"),
+                                 HasSubstr("100.0 % of the blocks")));
+  EXPECT_TRUE(quantization.warnings(quantization.statistics(8)).empty());  // named once
+
+  quantization.begin_step(2);
+  linear->forward(x.slice(1, 32, 64).contiguous());
+  EXPECT_EQ(entry()["saturating_blocks"], 0.0);
+  EXPECT_TRUE(entry()["sqnr_db"].is_null());  // ones are exact
+  linear->forward(x.slice(1, 64, 96).contiguous());
+  EXPECT_EQ(entry()["underflow"], 16.0 / 64);
+  linear->forward(x.slice(1, 64, 96).contiguous());
+  EXPECT_EQ(entry()["underflow"], 64.0 / 192);
+  ASSERT_EQ(quantization.warnings(quantization.statistics(9)).size(), 1U);
+}
+
+TEST(Quantization, IsRecordedEveryFewStepsAndInTheReport) {
+  const test::TinyRun run;
+  RunConfig config = run.config();
+  config.precision.recipe = "mxfp4";
+  config.log.quantization_every = 5;
+  config.log.tensorboard = true;
+  train_alone(config);
+  std::istringstream lines(run.read("run", "quantization.jsonl"));
+  std::vector<int> steps;
+  for (std::string line; std::getline(lines, line);) {
+    const auto json = nlohmann::json::parse(line);
+    steps.push_back(json["step"].get<int>());
+    EXPECT_EQ(json["tensors"].size(), 2U * 4 * 3);
+  }
+  EXPECT_EQ(steps, (std::vector<int>{5, 10, 12}));
+  const auto panel = report_data(config.folder())["quantization"];
+  EXPECT_EQ(panel["step"], 12);
+  EXPECT_EQ(panel["rows"].size(), 2U * 4 * 3);
+  const std::string page = report_page(report_data(config.folder()));
+  EXPECT_THAT(page,
+              AllOf(HasSubstr("<h2>Quantization</h2>"), HasSubstr("<td>blocks.1.ffn.down</td><td>gradient</td>")));
+
+  // The folder is used again by a run that quantizes nothing.
+  config.precision.recipe = "fp32";
+  train_alone(config, {.resume = false});
+  EXPECT_TRUE(report_data(config.folder())["quantization"].is_null());
 }
 
 TEST(Quantization, ARunDoesNotResumeUnderOtherRecipes) {

@@ -129,6 +129,7 @@ TEST_F(Report, DataInTheScriptHasNoLessThanSign) {
             {"charts", {{{"title", "</script><!--"}, {"series", Json::array()}}}},
             {"skipped_steps", Json::array()},
             {"samples", Json::array()},
+            {"quantization", nullptr},
             {"decisions", Json::array()},
             {"machine", Json::array()},
             {"commands", Json::array()},
