@@ -55,6 +55,7 @@ QuantizeProblem problem_of(const at::Tensor& x, const QuantizeSpec& spec, Orient
           .addend = scale_addend(element, spec.scale_mode),
           .saturate_non_finite = spec.non_finite == NonFinite::kSaturate,
           .stochastic = spec.rounding == Rounding::kStochastic,
+          .by_codec = !kernel_enabled(Kernel::kQuantize),
           .seed = spec.seed,
           .stream = x.numel() >= kStreamedBytes};
 }

@@ -298,7 +298,7 @@ void run(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& counts) {
 }
 
 void QuantizePiece(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& counts) {
-  if (p.stochastic) return quantize_piece_exactly(p, piece, counts);
+  if (p.stochastic || p.by_codec) return quantize_piece_exactly(p, piece, counts);
   switch (p.source) {
     case Source::kFloat32:
       return run<float>(p, piece, counts);

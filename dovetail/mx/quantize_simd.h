@@ -28,6 +28,7 @@ struct QuantizeProblem {
   uint32_t addend = 0;  ///< of the scale mode, see `scale_byte`
   bool saturate_non_finite = false;
   bool stochastic = false;
+  bool by_codec = false;  ///< all of it
   uint64_t seed = 0;
   bool stream = false;  ///< codes go past the caches, which they would not fit into: no line is read to be overwritten
   QuantizeTarget row;   ///< blocks 1 x 32; scales (rows, ceil(cols / 32))

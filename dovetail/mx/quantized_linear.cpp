@@ -90,10 +90,10 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b, const GemmOptions& 
 
 class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinearFunction> {
  public:
-  /// `trains_input`, `trains_weight`: which gradients will be asked for.
+  /// `trains_weight`: its gradient will be asked for.
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, const c10::intrusive_ptr<Holder>& holder,
-                            bool trains_input, bool trains_weight) {
+                            bool trains_weight) {
     QuantizedLinear& layer = *holder->layer;
     const LinearRecipe& recipe = layer.recipe_;
     const at::ScalarType dtype = emulation_dtype(x);
@@ -185,7 +185,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
         dx = dx.view(context->saved_data["sizes"].toIntVector());
       }
     }
-    return {dx, dweight, dbias, at::Tensor(), at::Tensor(), at::Tensor()};
+    return {dx, dweight, dbias, at::Tensor(), at::Tensor()};
   }
 };
 
@@ -229,10 +229,9 @@ at::Tensor QuantizedLinear::forward(const at::Tensor& x, const at::Tensor& weigh
     sizes.back() = weight.size(0);
     return at::empty(sizes, x.options());
   }
-  const bool grad = at::GradMode::is_enabled();
   return QuantizedLinearFunction::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt,
                                         c10::make_intrusive<Holder>(shared_from_this(), prologue),
-                                        grad && x.requires_grad(), grad && weight.requires_grad());
+                                        at::GradMode::is_enabled() && weight.requires_grad());
 }
 
 }  // namespace dovetail::mx

@@ -2,10 +2,11 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dovetail/base/schema.h"
-#include "dovetail/mx/quantize.h"
+#include "dovetail/mx/format.h"
 
 /// How the three tensors of a Linear are quantized in training, as data.
 namespace dovetail::mx {

@@ -12,6 +12,8 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
+#include "dovetail/models/gpt.h"
+#include "dovetail/mx/linear.h"
 
 namespace dovetail {
 namespace {

@@ -8,11 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/models/gpt.h"
-#include "dovetail/mx/linear.h"
 #include "dovetail/train/config.h"
 
 namespace dovetail {
+
+class GPT;
+class Linear;
 
 /// Throws UserError for what can be known to be wrong without a model: an unknown recipe, an override without layers, a
 /// recipe of the user's with a name that is taken.

@@ -343,11 +343,22 @@ TEST(Quantize, WritesIntoTheCopiesOfAnEarlierCall) {
   EXPECT_THAT(user_error([&] { quantize_into(first, {.copies = Copies::kSquare}, out); }), HasSubstr("undefined"));
 }
 
+TEST(Quantize, IsTheSameWithItsKernelsSwitchedOff) {
+  const at::Tensor x = ordinary_values({67, 131}, 1, at::kBFloat16);
+  const Quantized by_vectors = quantize(x, {.copies = Copies::kRowAndColumn});
+  set_disabled_kernels("mx_quantize");
+  const Quantized by_codec = quantize(x, {.copies = Copies::kRowAndColumn});
+  set_disabled_kernels("");
+  EXPECT_TRUE(at::equal(by_vectors.row.codes(), by_codec.row.codes()));
+  EXPECT_TRUE(at::equal(by_vectors.column.scales(), by_codec.column.scales()));
+}
+
 TEST(Quantize, RefusesWhatItCannotDoNamingIt) {
   EXPECT_THAT(user_error([] { quantize(at::zeros({2, 3}, at::kDouble)); }), HasSubstr("[2, 3] Double"));
   EXPECT_THAT(user_error([] { quantize(at::zeros({2, 3}, at::kLong)); }), HasSubstr("float32, bfloat16 or float16"));
   EXPECT_THAT(user_error([] { quantize(at::zeros({})); }), HasSubstr("a dimension"));
   EXPECT_THAT(user_error([] { quantize(at::Tensor()); }), HasSubstr("undefined"));
+  EXPECT_THAT(user_error([] { quantize(at::zeros({2, 3}, at::kHalf), {.row_values = true}); }), HasSubstr("Half"));
   EXPECT_THAT(user_error([] { quantize(at::zeros({2, 3, 4}), {.copies = Copies::kSquare}); }), HasSubstr("[2, 3, 4]"));
 }
 

@@ -9,6 +9,8 @@
 #include <sstream>
 
 #include "dovetail/base/error.h"
+#include "dovetail/models/gpt.h"
+#include "dovetail/mx/linear.h"
 #include "dovetail/train/report.h"
 #include "tests/train/tiny_run.h"
 
