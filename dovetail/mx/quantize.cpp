@@ -148,7 +148,7 @@ at::Tensor dequantize(const MXTensor& x, at::ScalarType dtype) {
              describe(x.codes()));
   const TraceSpan span("dovetail::mx_dequantize");
   simd_level();
-  const at::Tensor y = at::empty(x.sizes(), x.codes().options().dtype(dtype));
+  at::Tensor y = at::empty(x.sizes(), x.codes().options().dtype(dtype));
   if (y.is_meta() || y.numel() == 0) return y;
   const bool along_rows = x.orientation() == Orientation::kRow;
   const int64_t rows = along_rows ? y.numel() / y.size(-1) : y.size(0), cols = y.numel() / rows;

@@ -258,7 +258,7 @@ template <class T, bool kTwosComplement>
 void quantize_piece(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& counts) {
   using U = std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>;
   const Encoder f(p.spec);
-  const auto [row, rows, col, cols] = piece;
+  const int64_t row = piece.row, rows = piece.rows, col = piece.col, cols = piece.cols;
   const bool down = p.column.wanted() || p.square.wanted();
   HWY_ALIGN U maxima[kChunk];
   if (down) std::memset(maxima, 0, sizeof(maxima));

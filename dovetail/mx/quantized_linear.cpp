@@ -189,8 +189,8 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
   }
 };
 
-QuantizedLinear::QuantizedLinear(LinearRecipe recipe, std::string name)
-    : recipe_(std::move(recipe)), name_(std::move(name)) {}
+QuantizedLinear::QuantizedLinear(const LinearRecipe& recipe, std::string name)
+    : recipe_(recipe), name_(std::move(name)) {}
 
 void QuantizedLinear::begin_step(uint64_t seed) {
   seed_ = seed;

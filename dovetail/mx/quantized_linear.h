@@ -33,7 +33,7 @@ struct LinearStatistics {
 class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
  public:
   /// `name` is the layer's, for messages.
-  QuantizedLinear(LinearRecipe recipe, std::string name);
+  QuantizedLinear(const LinearRecipe& recipe, std::string name);
 
   /// An elementwise operation between x and the product, as dovetail::swiglu; its result is not kept.
   using Prologue = at::Tensor (*)(const at::Tensor&);

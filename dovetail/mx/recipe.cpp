@@ -151,6 +151,7 @@ const std::vector<Recipe>& built_in_recipes() {
     std::vector<RecipeSection> sections;
     parse_config([&](Section& s) { s.list("recipe", sections, "Recipes"); }, kBuiltIn, "recipe.cpp");
     std::vector<Recipe> made;
+    made.reserve(sections.size());
     for (const RecipeSection& section : sections) made.push_back(make_recipe(section));
     return made;
   }();
