@@ -93,10 +93,7 @@ int64_t kept_bytes(const std::string& preset, const std::string& recipe) {
   GPT model(resolve_model_config(config, 0));
   initialize(model, 1);
   model.set_compute_dtype(at::kBFloat16);
-  for (const auto& module : model.modules(/*include_self=*/false)) {
-    auto* linear = module->as<Linear>();
-    if (linear != nullptr && linear->options().role != LinearRole::kHead) linear->set_recipe(find(recipe));
-  }
+  for (const auto& linear : quantizable_linears(model)) linear->set_recipe(find(recipe));
   const at::Tensor tokens = at::randint(config.vocab_size, {kBatch, kTokens + 1}, at::kLong);
   const dovetail::testing::AllocationMeter meter;
   const LossSum loss = model.loss(tokens);

@@ -44,4 +44,13 @@ void Linear::set_recipe(const mx::LinearRecipe& recipe) {
 
 std::shared_ptr<Linear> make_linear(Linear::Options options) { return std::make_shared<Linear>(std::move(options)); }
 
+std::vector<std::shared_ptr<Linear>> quantizable_linears(const torch::nn::Module& model) {
+  std::vector<std::shared_ptr<Linear>> found;
+  for (const auto& module : model.modules(/*include_self=*/false)) {
+    auto linear = std::dynamic_pointer_cast<Linear>(module);
+    if (linear && linear->options().role != LinearRole::kHead) found.push_back(std::move(linear));
+  }
+  return found;
+}
+
 }  // namespace dovetail

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "dovetail/mx/quantized_linear.h"
 
@@ -45,5 +46,8 @@ class Linear : public torch::nn::Module {
 
 /// The only way to make a Linear. Parameters are float32 and uninitialised; `initialize` of the model fills them.
 std::shared_ptr<Linear> make_linear(Linear::Options options);
+
+/// The Linears within `model` that a recipe may quantize: all but the head, in the order of the model.
+std::vector<std::shared_ptr<Linear>> quantizable_linears(const torch::nn::Module& model);
 
 }  // namespace dovetail

@@ -55,16 +55,6 @@ bool matches(const PrecisionOverride& entry, const std::string& name) {
                      [&](const std::string& glob) { return fnmatch(glob.c_str(), name.c_str(), 0) == 0; });
 }
 
-/// The Linears of the blocks.
-std::vector<std::shared_ptr<Linear>> block_linears(const GPT& model) {
-  std::vector<std::shared_ptr<Linear>> found;
-  for (const auto& module : model.modules(/*include_self=*/false)) {
-    auto linear = std::dynamic_pointer_cast<Linear>(module);
-    if (linear && linear->options().role != LinearRole::kHead) found.push_back(std::move(linear));
-  }
-  return found;
-}
-
 void check_globs(const PrecisionSection& config, const std::vector<std::shared_ptr<Linear>>& linears) {
   for (const PrecisionOverride& entry : config.overrides) {
     for (const std::string& glob : entry.layers) {
@@ -102,7 +92,7 @@ void check_precision(const PrecisionSection& config) {
 
 Quantization::Quantization(GPT& model, const PrecisionSection& config, const std::string& name) {
   const std::vector<mx::Recipe> recipes = all_recipes(config);
-  const std::vector<std::shared_ptr<Linear>> linears = block_linears(model);
+  const std::vector<std::shared_ptr<Linear>> linears = quantizable_linears(model);
   check_globs(config, linears);
   if (!names_dtype(name)) base_ = mx::find_recipe(recipes, name).linear;
   for (const auto& linear : linears) {
@@ -124,7 +114,7 @@ Quantization::Quantization(GPT& model, const PrecisionSection& config, const std
 nlohmann::ordered_json Quantization::statistics(int64_t step) const {
   auto tensors = nlohmann::ordered_json::array();
   for (const auto& layer : layers_) {
-    const mx::LinearRecipe recipe = layer->quantized()->recipe();
+    const mx::LinearRecipe& recipe = layer->quantized()->recipe();
     const mx::LinearStatistics& counts = layer->quantized()->statistics();
     const auto add = [&](mx::Operand operand, const mx::OperandRecipe& how, const mx::Statistics& s) {
       if (s.blocks == 0) return;
