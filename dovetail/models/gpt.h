@@ -72,7 +72,8 @@ class GPT : public torch::nn::Module {
 
 /// Fills every parameter as a function of (seed, its name, element index): the same for any thread or rank count, dtype
 /// and device. Normal with config.init_std; projections into the residual stream scaled by 1 / sqrt(2 layers) (Radford
-/// et al. 2019); norms 1, biases 0.
-void initialize(GPT& model, uint64_t seed);
+/// et al. 2019); norms 1, biases 0. `noise` adds as much of every matrix's deviation, from other normal numbers: how
+/// far apart do runs end that begin almost alike?
+void initialize(GPT& model, uint64_t seed, double noise = 0);
 
 }  // namespace dovetail

@@ -32,7 +32,7 @@ at::Tensor normal_values(at::IntArrayRef shape, double std, uint64_t key) {
 
 }  // namespace
 
-void initialize(GPT& model, uint64_t seed) {
+void initialize(GPT& model, uint64_t seed, double noise) {
   const torch::NoGradGuard no_grad;
   const auto& config = model.config();
   const double residual_std = config.init_std / std::sqrt(2.0 * static_cast<double>(config.layers));
@@ -45,8 +45,10 @@ void initialize(GPT& model, uint64_t seed) {
       parameter.fill_(1);
     } else {
       const bool into_residual = name.ends_with(".attention.out.weight") || name.ends_with(".ffn.down.weight");
+      const double std = into_residual ? residual_std : config.init_std;
       const auto key = mix_seed(seed, name_key(item.key()));
-      parameter.copy_(normal_values(parameter.sizes(), into_residual ? residual_std : config.init_std, key));
+      parameter.copy_(normal_values(parameter.sizes(), std, key));
+      if (noise > 0) parameter.add_(normal_values(parameter.sizes(), noise * std, ~key));
     }
   }
 }

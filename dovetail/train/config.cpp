@@ -108,6 +108,11 @@ void TrainSection::describe(Section& s) {
   s.value("bucket_bytes", bucket_bytes, "Size of a gradient all-reduce that overlaps with backward")
       .unit("bytes")
       .range(1024, 1e10);
+  s.value(
+       "init_noise", init_noise,
+       "Noise added to the initial matrices, as a share of their deviation: the spread of runs that differ in nothing "
+       "else is what a difference between recipes is held against")
+      .range(0, 1);
   s.value("time_limit_s", time_limit_s, "Save and stop after this long; 0: no limit").unit("s").range(0, 1e9);
 }
 

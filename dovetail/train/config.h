@@ -29,6 +29,7 @@ struct TrainSection {
   double clip = 1.0;              ///< global gradient norm; 0: none
   int64_t max_skipped_steps = 3;  ///< non-finite steps in a row before the run stops
   int64_t bucket_bytes = 4194304;
+  double init_noise = 0;    ///< added to the initial matrices, as a share of their deviation
   double time_limit_s = 0;  ///< stop (save, exit 0) after this long; 0: none
   void describe(Section& s);
 };

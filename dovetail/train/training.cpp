@@ -26,7 +26,7 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
   model_ = std::make_shared<GPT>(config.model);
   model_->checkpoint_activations = config.train.checkpoint_activations;
   const bool resumed = state_.step > 0 || !state_.resumed_from.empty();
-  if (!resumed) initialize(*model_, static_cast<uint64_t>(config.run.seed));
+  if (!resumed) initialize(*model_, static_cast<uint64_t>(config.run.seed), config.train.init_noise);
   optimizer_.emplace(*model_, config.optimizer);
   model_->set_compute_dtype(run_.precision.compute);
   model_->to(run_.device);

@@ -52,6 +52,20 @@ TEST(Initialize, DependsOnSeedAndNameAlone) {
   }
 }
 
+TEST(Initialize, NoiseMovesMatricesByItsShareOfTheirDeviation) {
+  const auto exact = initialized(wide_config(), 5)->named_parameters();
+  GPT model(wide_config());
+  initialize(model, 5, 1e-3);
+  for (const auto& item : model.named_parameters()) {
+    const at::Tensor original = exact[item.key()], difference = item.value() - original;
+    if (original.dim() == 1) {
+      EXPECT_TRUE(at::equal(item.value(), original)) << item.key();
+    } else {
+      EXPECT_NEAR((difference.std() / original.std()).item<double>(), 1e-3, 5e-5) << item.key();
+    }
+  }
+}
+
 TEST(Initialize, RoundsTheSameValuesToEveryDtype) {
   const auto exact = initialized(wide_config(), 5)->named_parameters();
   const auto rounded = initialized(wide_config(), 5, at::kBFloat16)->named_parameters();
