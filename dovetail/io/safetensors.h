@@ -29,7 +29,8 @@ class SafetensorsFile {
   /// The same over bytes in memory, which must outlive this object (for the fuzz test); `name` stands in errors.
   SafetensorsFile(std::string_view bytes, std::string name);
 
-  std::vector<std::string> names() const;  ///< ascending
+  const std::string& name() const { return name_; }  ///< of the file
+  std::vector<std::string> names() const;            ///< of the tensors, ascending
   bool contains(const std::string& name) const;
   std::vector<int64_t> shape(const std::string& name) const;
   at::ScalarType dtype(const std::string& name) const;

@@ -26,6 +26,7 @@ enum class NonFinite { kPoison, kSaturate };
 enum class Rounding { kNearestEven, kStochastic };
 
 const ElementSpec& element_spec(Format format);
+float largest_number(Format format);
 
 /// The constant of `scale_byte` that makes it follow `mode`.
 uint32_t scale_addend(const ElementSpec& spec, ScaleMode mode);

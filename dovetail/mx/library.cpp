@@ -61,6 +61,10 @@ at::Tensor library_linear(const at::Tensor& x, const at::Tensor& weight, const s
   const Recipe& found = find_recipe(built_in_recipes(), {recipe.data(), recipe.size()});
   const at::Tensor bias_or_none = bias.value_or(at::Tensor());
   if (!found.linear.quantizes()) return dovetail::linear(x, weight, bias_or_none);
+  for (const Operand operand : kOperands)
+    user_check(found.linear.of(operand).history == 0,
+               "mx_linear: {} scales by magnitudes of earlier steps, which a function has not; `dovetail train` can",
+               found.name);
   return std::make_shared<QuantizedLinear>(found.linear, "mx_linear")->forward(x, weight, bias_or_none);
 }
 

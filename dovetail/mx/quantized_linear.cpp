@@ -4,12 +4,14 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/machine.h"
 #include "dovetail/base/rng.h"
+#include "dovetail/mx/operand.h"
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/ops/gemm.h"
 
@@ -17,45 +19,25 @@ namespace dovetail::mx {
 
 namespace {
 
-/// The dtype in which products are emulated.
-at::ScalarType emulation_dtype(const at::Tensor& x) {
-  const bool instructions = has_bfloat16_instructions() && simd_level() == SimdLevel::kAvx512;
-  return instructions && x.scalar_type() == at::kBFloat16 ? at::kBFloat16 : at::kFloat;
-}
-
-QuantizeSpec spec_of(const OperandRecipe& operand, Copies copies) {
-  return {.format = *operand.format,
-          .scale_mode = operand.scale_mode,
-          .rounding = operand.rounding,
-          .copies = operand.square ? Copies::kSquare : copies};
-}
-
-/// As products read them.
-Quantized quantize_values(const at::Tensor& x, const OperandRecipe& operand, Copies copies, uint64_t seed = 0) {
-  QuantizeSpec spec = spec_of(operand, copies);
-  spec.seed = seed;
-  spec.row_values = spec.column_values = spec.square_values = true;
-  return quantize(x, spec);
-}
-
 /// The column copy that was made last on this thread, and of what: Linears with one input come one after another.
 class LastInput {
  public:
-  std::optional<MXTensor> find(const at::Tensor& x, const OperandRecipe& operand) const {
+  /// Codes and scales; undefined if they are of something else, or gone.
+  std::pair<at::Tensor, at::Tensor> find(const at::Tensor& x, const OperandRecipe& operand) const {
     if (x.is_inference() || operand != operand_ || x.unsafeGetTensorImpl() != x_._unsafe_get_target()) return {};
     if (x_.expired() || x._version() != version_) return {};
     const auto codes = codes_.lock(), scales = scales_.lock();
     if (!codes || !scales) return {};
-    return MXTensor(at::Tensor(codes), at::Tensor(scales), *operand.format, Orientation::kColumn);
+    return {at::Tensor(codes), at::Tensor(scales)};
   }
 
-  void remember(const at::Tensor& x, const OperandRecipe& operand, const MXTensor& column) {
+  void remember(const at::Tensor& x, const OperandRecipe& operand, const OperandCopies& copies) {
     if (x.is_inference()) return;
     operand_ = operand;
     version_ = x._version();
     x_ = Weak(x.getIntrusivePtr());
-    codes_ = Weak(column.codes().getIntrusivePtr());
-    scales_ = Weak(column.scales().getIntrusivePtr());
+    codes_ = Weak(copies.codes.getIntrusivePtr());
+    scales_ = Weak(copies.scales.getIntrusivePtr());
   }
 
  private:
@@ -96,29 +78,26 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
                             bool trains_weight) {
     QuantizedLinear& layer = *holder->layer;
     const LinearRecipe& recipe = layer.recipe_;
-    const at::ScalarType dtype = emulation_dtype(x);
+    const at::ScalarType dtype = emulation_dtype(x, recipe.activation, recipe.weight);
     const at::Tensor input = holder->prologue != nullptr ? holder->prologue(x) : x, rows = as_rows(input);
-    at::Tensor operand = rows;
-    MXTensor column;
+    at::Tensor operand = rows, codes, scales;
     if (recipe.activation.format) {
       const bool keeps_column = trains_weight && holder->prologue == nullptr;
-      if (keeps_column) column = last_input().find(x, recipe.activation).value_or(MXTensor());
-      const bool makes_column = keeps_column && !column.defined();
-      QuantizeSpec spec = spec_of(recipe.activation, makes_column ? Copies::kRowAndColumn : Copies::kRow);
-      spec.row_values = true;
-      const Quantized copies = quantize(rows, spec);
-      layer.statistics_.activation.add(copies.row_statistics);
-      operand = copies.row_values;
+      if (keeps_column) std::tie(codes, scales) = last_input().find(x, recipe.activation);
+      const bool makes_column = keeps_column && !codes.defined();
+      const OperandCopies copies = layer.quantized(Operand::kActivation, rows, {.row = true, .kept = makes_column});
+      operand = copies.row;
       if (makes_column) {
-        column = copies.column;
-        last_input().remember(x, recipe.activation, column);
+        codes = copies.codes;
+        scales = copies.scales;
+        last_input().remember(x, recipe.activation, copies);
       }
     }
     const at::Tensor y =
-        product(operand.to(dtype), layer.weight_operand(weight, Copies::kRow).to(dtype),
+        product(operand.to(dtype), layer.weight_operand(weight, {.row = true}).to(dtype),
                 {.transpose_b = true, .bias = bias ? bias->to(dtype).contiguous() : at::Tensor()}, x.scalar_type());
-    if (column.defined()) {
-      context->save_for_backward({weight, column.codes(), column.scales()});
+    if (codes.defined()) {
+      context->save_for_backward({weight, codes, scales});
     } else {
       context->save_for_backward({weight, trains_weight || holder->prologue != nullptr ? x : at::Tensor()});
     }
@@ -138,17 +117,16 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     const LinearRecipe& recipe = layer.recipe_;
     const at::Tensor& weight = saved[0];
     const at::Tensor dy = as_rows(gradients[0]);
-    const at::ScalarType dtype = emulation_dtype(dy), result_dtype = weight.scalar_type();
+    const at::ScalarType result_dtype = weight.scalar_type();
     const bool wants_input = context->needs_input_grad(0), wants_weight = context->needs_input_grad(1);
 
     at::Tensor by_row = dy, by_column = dy;
     if (recipe.gradient.format && (wants_input || wants_weight)) {
-      const Copies needed = !wants_weight ? Copies::kRow : !wants_input ? Copies::kColumn : Copies::kRowAndColumn;
       const uint64_t seed = mix_seed(layer.seed_, layer.backward_calls_++);
-      const Quantized copies = quantize_values(dy, recipe.gradient, needed, seed);
-      layer.statistics_.gradient.add(wants_input ? copies.row_statistics : copies.column_statistics);
-      by_row = copies.row_values;
-      by_column = copies.column_values;
+      const OperandCopies copies =
+          layer.quantized(Operand::kGradient, dy, {.row = wants_input, .column = wants_weight, .seed = seed});
+      by_row = copies.row;
+      by_column = copies.column;
     }
 
     // Each operand goes when its product is done: they are as large as activations.
@@ -162,19 +140,21 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       input = holder->prologue != nullptr ? holder->prologue(x) : x;
     }
     if (wants_weight) {
+      const at::ScalarType dtype = emulation_dtype(dy, recipe.gradient, recipe.activation);
       at::Tensor operand;
       if (column_kept) {
-        operand = dequantize(MXTensor(saved[1], saved[2], *recipe.activation.format, Orientation::kColumn), dtype);
+        operand = dequantize_kept(saved[1], saved[2], recipe.activation, dtype);
       } else {
         operand = as_rows(input.detach());
-        if (recipe.activation.format)
-          operand = quantize_values(operand, recipe.activation, Copies::kColumn).column_values;
+        if (recipe.activation.format) operand = layer.activation_again(operand);
       }
       dweight = product(by_column.to(dtype), operand.to(dtype), {.transpose_a = true}, result_dtype);
     }
     by_column.reset();
-    if (wants_input)
-      dx = product(by_row.to(dtype), layer.weight_operand(weight, Copies::kColumn).to(dtype), {}, result_dtype);
+    if (wants_input) {
+      const at::ScalarType dtype = emulation_dtype(dy, recipe.gradient, recipe.weight);
+      dx = product(by_row.to(dtype), layer.weight_operand(weight, {.column = true}).to(dtype), {}, result_dtype);
+    }
     by_row.reset();
     if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2))
       dbias = gemm(at::ones({1, dy.size(0)}, dy.options()), dy).squeeze(0);
@@ -190,24 +170,56 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
 };
 
 QuantizedLinear::QuantizedLinear(const LinearRecipe& recipe, std::string name)
-    : recipe_(recipe), name_(std::move(name)) {}
+    : recipe_(recipe), name_(std::move(name)) {
+  for (const Operand operand : kOperands) {
+    const OperandRecipe& how = recipe_.of(operand);
+    if (how.history > 0) delayed(operand).history = at::zeros({how.history}, at::kFloat);
+  }
+}
 
 void QuantizedLinear::begin_step(uint64_t seed) {
   seed_ = seed;
   backward_calls_ = 0;
   statistics_ = {};
+  for (DelayedScale& scale : delayed_) scale.observed = 0;
 }
 
-at::Tensor QuantizedLinear::weight_operand(const at::Tensor& weight, Copies copies) {
-  if (!recipe_.weight.format) return weight;
-  const Quantized made = quantize_values(weight, recipe_.weight, copies);
-  if (made.square_values.defined()) {
-    statistics_.weight = made.square_statistics;
-    return made.square_values;
+void QuantizedLinear::remember_amax(Operand operand, float amax) {
+  at::Tensor& history = delayed(operand).history;
+  history = at::roll(history, 1);
+  history[0].fill_(amax);
+}
+
+OperandCopies QuantizedLinear::quantized(Operand operand, const at::Tensor& x, OperandRequest request) {
+  const OperandRecipe& how = recipe_.of(operand);
+  request.amax = amax_for(operand);
+  OperandCopies copies = quantize_operand(x, how, request);
+  DelayedScale& scale = delayed(operand);
+  scale.observed = std::max(scale.observed, copies.statistics.amax());
+  Statistics& sum = statistics_.of(operand);
+  if (operand == Operand::kWeight) {
+    if (request.row) sum = copies.statistics;
+  } else {
+    sum.add(copies.statistics);
   }
-  if (copies == Copies::kColumn) return made.column_values;
-  statistics_.weight = made.row_statistics;
-  return made.row_values;
+  return copies;
+}
+
+float QuantizedLinear::amax_for(Operand operand) const {
+  const at::Tensor& history = delayed_[static_cast<size_t>(operand)].history;
+  if (!history.defined()) return 0;
+  const auto most = history.max().item<float>();
+  return most > 0 ? most : largest_number(*recipe_.of(operand).format);  // nothing is known: the scale 1
+}
+
+at::Tensor QuantizedLinear::activation_again(const at::Tensor& rows) {
+  return quantize_operand(rows, recipe_.activation, {.column = true, .amax = amax_for(Operand::kActivation)}).column;
+}
+
+at::Tensor QuantizedLinear::weight_operand(const at::Tensor& weight, const OperandRequest& request) {
+  if (!recipe_.weight.format) return weight;
+  const OperandCopies copies = quantized(Operand::kWeight, weight, request);
+  return request.row ? copies.row : copies.column;
 }
 
 at::Tensor QuantizedLinear::forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,

@@ -2,11 +2,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
 
-#include "dovetail/mx/quantize.h"
+#include "dovetail/mx/operand.h"
 #include "dovetail/mx/recipe.h"
 
 namespace dovetail::mx {
@@ -15,6 +16,10 @@ namespace dovetail::mx {
 /// orientation, gradient in that of the input's gradient.
 struct LinearStatistics {
   Statistics weight, activation, gradient;
+
+  Statistics& of(Operand operand) {
+    return operand == Operand::kWeight ? weight : operand == Operand::kActivation ? activation : gradient;
+  }
 };
 
 /// A Linear whose operands are quantized along the reduction of each product:
@@ -28,8 +33,9 @@ struct LinearStatistics {
 /// prologue's own backward needs anyhow, and makes the column copy then.
 ///
 /// Products are emulated: what is quantized goes on as bfloat16, in which every format is exact (see `dequantize`), and
-/// is added up in FP32; on a CPU without bfloat16 instructions, and for float32 x, as float32. No copy of the weight is
-/// kept from one product to the next: quantizing it again takes less time than dequantizing a copy.
+/// is added up in FP32; on a CPU without bfloat16 instructions, for float32 x, and where a scale is not a power of two,
+/// as float32. No copy of the weight is kept from one product to the next: quantizing it again takes less time than
+/// dequantizing a copy.
 class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
  public:
   /// `name` is the layer's, for messages.
@@ -50,14 +56,35 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   void begin_step(uint64_t seed);
   const LinearStatistics& statistics() const { return statistics_; }
 
+  /// Delayed scaling of an operand: its largest magnitudes in earlier steps, (history) float32 on CPU, newest first,
+  /// for the caller to keep; undefined where its own magnitude sets the scale. Zeros say nothing; where nothing is
+  /// known the scale is 1. Source: delayed scaling of TransformerEngine.
+  at::Tensor& amax_history(Operand operand) { return delayed(operand).history; }
+  /// Largest finite magnitude since `begin_step`.
+  float observed_amax(Operand operand) { return delayed(operand).observed; }
+  /// Puts the magnitude of a finished step, the largest of all ranks, into the history.
+  void remember_amax(Operand operand, float amax);
+
  private:
   friend class QuantizedLinearFunction;
-  /// The weight as its product reads it, with blocks along its rows or columns.
-  at::Tensor weight_operand(const at::Tensor& weight, Copies copies);
+  struct DelayedScale {
+    at::Tensor history;
+    float observed = 0;
+  };
+  DelayedScale& delayed(Operand operand) { return delayed_[static_cast<size_t>(operand)]; }
+  float amax_for(Operand operand) const;
+
+  /// Copies of a tensor, counted.
+  OperandCopies quantized(Operand operand, const at::Tensor& x, OperandRequest request);
+  /// The column copy of an activation that forward has counted.
+  at::Tensor activation_again(const at::Tensor& rows);
+  /// The weight as a product reads it, by row or by column.
+  at::Tensor weight_operand(const at::Tensor& weight, const OperandRequest& request);
 
   LinearRecipe recipe_;
   std::string name_;
   LinearStatistics statistics_;
+  std::array<DelayedScale, 3> delayed_;
   uint64_t seed_ = 0, backward_calls_ = 0;
 };
 

@@ -81,33 +81,86 @@ help = "mxfp4 with gradients rounded stochastically"
 weight = { format = "e2m1" }
 activation = { format = "e2m1" }
 gradient = { format = "e2m1", rounding = "stochastic" }
+
+[[recipe]]
+name = "fp8_tensor"
+help = "E4M3 weights and activations, E5M2 gradients, one float32 scale a tensor; first and last block in high precision"
+high_precision_ends = 1
+weight = { blocks = "tensor", scale_mode = "float32" }
+activation = { blocks = "tensor", scale_mode = "float32" }
+gradient = { format = "e5m2", blocks = "tensor", scale_mode = "float32" }
+
+[[recipe]]
+name = "fp8_tensor_delayed"
+help = "fp8_tensor in all blocks, scales from the largest magnitude of the last 1024 steps"
+weight = { blocks = "tensor", scale_mode = "float32", history = 1024 }
+activation = { blocks = "tensor", scale_mode = "float32", history = 1024 }
+gradient = { format = "e5m2", blocks = "tensor", scale_mode = "float32", history = 1024 }
+
+[[recipe]]
+name = "fp8_block"
+help = "E4M3 in blocks, 1x128 of activations and gradients, 128x128 of weights; scales are powers of two"
+weight = { blocks = "128x128" }
+activation = { blocks = "1x128" }
+gradient = { blocks = "1x128" }
+
+[[recipe]]
+name = "fp8_block_float32"
+help = "fp8_block with float32 scales (DeepSeek-V3)"
+weight = { blocks = "128x128", scale_mode = "float32" }
+activation = { blocks = "1x128", scale_mode = "float32" }
+gradient = { blocks = "1x128", scale_mode = "float32" }
 )toml";
 
-constexpr std::string_view kNone = "none", kSquare = "32x32", kRow = "1x32";
+constexpr std::string_view kNone = "none", kFloat32 = "float32";
+constexpr std::array<std::string_view, 5> kBlocks = {"1x32", "32x32", "1x128", "128x128", "tensor"};
 
 OperandRecipe make_operand(const RecipeSection& recipe, const RecipeSection::OperandSection& section, Operand operand) {
   const auto check = [&](bool fine, std::string_view problem, const char* help) {
     if (!fine)
       throw UserError(fmt::format("precision recipe \"{}\": {} {}", recipe.name, name(operand), problem), help);
   };
+  const RecipeSection::OperandSection unset;
   OperandRecipe result;
   if (section.format == kNone) {
-    check(section.rounding == "nearest_even" && section.blocks == kRow,
+    check(section.rounding == unset.rounding && section.blocks == unset.blocks && section.history == unset.history &&
+              section.scale_mode == unset.scale_mode,
           "has options of quantization, but format = \"none\"", "leave them out, or name a format");
     return result;
   }
+  const auto blocks = std::find(kBlocks.begin(), kBlocks.end(), section.blocks);
+  check(blocks != kBlocks.end(), fmt::format("has blocks = \"{}\"", section.blocks),
+        "use 1x32, 32x32, 1x128, 128x128 or tensor");
   result.format = parse_format(section.format);
-  result.scale_mode = parse_scale_mode(section.scale_mode);
+  result.blocks = static_cast<Blocks>(blocks - kBlocks.begin());
+  result.float32_scales = section.scale_mode == kFloat32;
+  if (!result.float32_scales) result.scale_mode = parse_scale_mode(section.scale_mode);
+  result.history = section.history;
   result.rounding = parse_rounding(section.rounding);
-  result.square = section.blocks == kSquare;
-  check(!result.square || operand == Operand::kWeight, "cannot have blocks of 32x32",
-        "only weights are small enough in one place for it; use blocks = \"1x32\"");
-  check(result.rounding == Rounding::kNearestEven || operand == Operand::kGradient, "cannot be rounded stochastically",
-        "forward and backward must see the same numbers; only gradients may be rounded so");
+  const bool square = result.blocks == Blocks::k32x32 || result.blocks == Blocks::k128x128;
+  check(!square || operand == Operand::kWeight, fmt::format("cannot have blocks of {}", section.blocks),
+        "only weights are small enough in one place for it; use blocks along the reduction");
+  if (result.is_microscaling()) {
+    check(!result.float32_scales, "cannot have float32 scales in blocks of 32",
+          "microscaling formats have powers of two; use blocks = \"1x128\", \"128x128\" or \"tensor\"");
+  } else {
+    check(result.format == Format::kE4M3 || result.format == Format::kE5M2,
+          fmt::format("cannot be {} in blocks of {}", section.format, section.blocks), "use e4m3 or e5m2");
+    check(result.float32_scales || result.scale_mode == ScaleMode::kRoundUp,
+          fmt::format("cannot have scale_mode = \"{}\" in blocks of {}", section.scale_mode, section.blocks),
+          "use float32 or round_up");
+  }
+  check(result.history == 0 || result.blocks == Blocks::kTensor, "cannot have delayed scaling in blocks",
+        "history goes with blocks = \"tensor\"");
+  check(result.rounding == Rounding::kNearestEven || (operand == Operand::kGradient && result.is_microscaling()),
+        "cannot be rounded stochastically",
+        "forward and backward must see the same numbers; only gradients in microscaling blocks may be rounded so");
   return result;
 }
 
 }  // namespace
+
+std::string_view name(Blocks blocks) { return kBlocks[static_cast<size_t>(blocks)]; }
 
 std::string_view name(Operand operand) {
   constexpr std::array<std::string_view, 3> kNames = {"weight", "activation", "gradient"};
@@ -117,22 +170,33 @@ std::string_view name(Operand operand) {
 OperandRecipe& LinearRecipe::of(Operand operand) {
   return operand == Operand::kWeight ? weight : operand == Operand::kActivation ? activation : gradient;
 }
+const OperandRecipe& LinearRecipe::of(Operand operand) const { return const_cast<LinearRecipe*>(this)->of(operand); }
 
 void RecipeSection::OperandSection::describe(Section& s) {
   s.value("format", format, "Elements; none: high precision, as the rest of the model")
       .choices({"none", "e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "mxint8"});
+  s.value(
+       "blocks", blocks,
+       "Elements that share a scale: microscaling's 1x32 along the reduction, or 32x32 of a weight; FP8's 1x128 along "
+       "the reduction, 128x128 of a weight, or the whole tensor")
+      .choices(std::vector<std::string>(kBlocks.begin(), kBlocks.end()));
   s.value("scale_mode", scale_mode,
-          "How a block's scale follows from its largest magnitude: round_up (arXiv 2506.08027), floor (OCP v1.0), ceil "
-          "and even (as torchao)")
-      .choices({"round_up", "floor", "ceil", "even"});
+          "How a scale follows from the block's largest magnitude: round_up (arXiv 2506.08027), floor (OCP v1.0), ceil "
+          "and even (as torchao) make powers of two; float32, which fills the format's range, is FP8's only")
+      .choices({"round_up", "floor", "ceil", "even", std::string(kFloat32)});
+  s.value("history", history,
+          "Delayed scaling of whole tensors: the largest magnitude of so many earlier steps sets the scale; 0: the "
+          "tensor's own does")
+      .unit("steps")
+      .range(0, 65536);
   s.value("rounding", rounding, "Of elements; stochastic for gradients only").choices({"nearest_even", "stochastic"});
-  s.value("blocks", blocks, "Elements that share a scale, along the reduction; 32x32 for weights only")
-      .choices({std::string(kRow), std::string(kSquare)});
 }
 
 void RecipeSection::describe(Section& s) {
   s.value("name", name, "What precision.recipe and precision.override call it").required();
   s.value("help", help, "What it is for");
+  s.value("high_precision_ends", high_precision_ends, "Blocks at either end of the model that are not quantized")
+      .range(0, 1e6);
   s.section("weight", weight, "Weights of Linears");
   s.section("activation", activation, "Inputs of Linears");
   s.section("gradient", gradient, "Gradients of the outputs of Linears");
@@ -143,7 +207,8 @@ Recipe make_recipe(const RecipeSection& section) {
           .help = section.help,
           .linear = {.weight = make_operand(section, section.weight, Operand::kWeight),
                      .activation = make_operand(section, section.activation, Operand::kActivation),
-                     .gradient = make_operand(section, section.gradient, Operand::kGradient)}};
+                     .gradient = make_operand(section, section.gradient, Operand::kGradient)},
+          .high_precision_ends = section.high_precision_ends};
 }
 
 const std::vector<Recipe>& built_in_recipes() {

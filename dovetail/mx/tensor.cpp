@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -11,6 +12,8 @@
 namespace dovetail::mx {
 
 namespace {
+
+constexpr std::array<std::string_view, 3> kOrientationNames = {"row", "column", "square"};
 
 int64_t blocks(int64_t size) { return (size + kBlock - 1) / kBlock; }
 
@@ -23,9 +26,13 @@ void check_bytes(const char* what, const at::Tensor& x) {
 
 }  // namespace
 
-std::string_view name(Orientation orientation) {
-  constexpr std::array<std::string_view, 3> kNames = {"row", "column", "square"};
-  return kNames[static_cast<size_t>(orientation)];
+std::string_view name(Orientation orientation) { return kOrientationNames[static_cast<size_t>(orientation)]; }
+
+Orientation parse_orientation(std::string_view text) {
+  const auto found = std::find(kOrientationNames.begin(), kOrientationNames.end(), text);
+  user_check(found != kOrientationNames.end(), "mx: no orientation is named \"{}\"; valid are {}", text,
+             fmt::join(kOrientationNames, ", "));
+  return static_cast<Orientation>(found - kOrientationNames.begin());
 }
 
 std::vector<int64_t> scale_sizes(at::IntArrayRef sizes, Orientation orientation) {
@@ -82,9 +89,14 @@ at::Tensor unpack_codes(const at::Tensor& packed_in, Format format, at::IntArray
   check_bytes("packed codes", packed_in);
   const ElementSpec& spec = element_spec(format);
   const at::Tensor packed = packed_in.contiguous().view({-1});
+  int64_t count = 1;
+  bool fits = true;
+  for (const int64_t size : sizes) fits = fits && size >= 0 && !__builtin_mul_overflow(count, size, &count);
+  fits = fits && count <= 8 * std::max<int64_t>(packed.numel(), 1);  // before anything of that size is taken
+  user_check(fits, "mx: [{}] are not the sizes of {} bytes of codes", fmt::join(sizes, ", "), packed.numel());
+  user_check(packed.numel() == packed_size(count, spec), "mx: [{}] codes of {} take {} bytes, but there are {}",
+             fmt::join(sizes, ", "), name(format), packed_size(count, spec), packed.numel());
   at::Tensor codes = at::empty(sizes, packed.options());
-  user_check(packed.numel() == packed_size(codes.numel(), spec), "mx: [{}] codes of {} take {} bytes, but there are {}",
-             fmt::join(sizes, ", "), name(format), packed_size(codes.numel(), spec), packed.numel());
   if (spec.bits == 8) return codes.copy_(packed.view(sizes));
   const auto* from = packed.const_data_ptr<uint8_t>();
   auto* to = codes.mutable_data_ptr<uint8_t>();

@@ -14,6 +14,8 @@ enum class Orientation { kRow, kColumn, kSquare };
 
 /// "row", "column", "square".
 std::string_view name(Orientation orientation);
+/// The inverse. Throws UserError for another name.
+Orientation parse_orientation(std::string_view text);
 
 /// A tensor in a microscaling format: one uint8 code for each element, in the tensor's own shape and order whatever
 /// the orientation, and one E8M0 scale byte for each block.
@@ -47,7 +49,8 @@ std::vector<int64_t> scale_sizes(at::IntArrayRef sizes, Orientation orientation)
 /// with zeros: ceil(n * bits / 8) bytes.
 at::Tensor pack_codes(const at::Tensor& codes, Format format);
 
-/// The inverse; `sizes` is the shape of the codes. Throws UserError when the bytes are too few or too many.
+/// The inverse; `sizes` is the shape of the codes. Throws UserError for sizes below zero, and when the bytes are too
+/// few or too many.
 at::Tensor unpack_codes(const at::Tensor& packed, Format format, at::IntArrayRef sizes);
 
 }  // namespace dovetail::mx

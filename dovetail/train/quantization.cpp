@@ -1,5 +1,6 @@
 #include "dovetail/train/quantization.h"
 
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <fnmatch.h>
@@ -12,14 +13,15 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
+#include "dovetail/comm/group.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/mx/linear.h"
+#include "dovetail/train/collective.h"
 
 namespace dovetail {
 namespace {
 
-constexpr std::array<mx::Operand, 3> kOperands = {mx::Operand::kWeight, mx::Operand::kActivation,
-                                                  mx::Operand::kGradient};
+using mx::kOperands;
 
 /// Names of precision.recipe that say a dtype and nothing else.
 bool names_dtype(const std::string& recipe) { return recipe == "auto" || recipe == "fp32" || recipe == "fp64"; }
@@ -53,6 +55,13 @@ std::vector<mx::Operand> operands(const PrecisionOverride& entry) {
 bool matches(const PrecisionOverride& entry, const std::string& name) {
   return std::any_of(entry.layers.begin(), entry.layers.end(),
                      [&](const std::string& glob) { return fnmatch(glob.c_str(), name.c_str(), 0) == 0; });
+}
+
+/// 3 of "blocks.3.ffn.up".
+int64_t block_of(const std::string& name) {
+  constexpr std::string_view kPrefix = "blocks.";
+  DOVETAIL_CHECK(name.starts_with(kPrefix), "{} is in no block", name);
+  return std::stoll(name.substr(kPrefix.size()));
 }
 
 void check_globs(const PrecisionSection& config, const std::vector<std::shared_ptr<Linear>>& linears) {
@@ -94,9 +103,16 @@ Quantization::Quantization(GPT& model, const PrecisionSection& config, const std
   const std::vector<mx::Recipe> recipes = all_recipes(config);
   const std::vector<std::shared_ptr<Linear>> linears = quantizable_linears(model);
   check_globs(config, linears);
-  if (!names_dtype(name)) base_ = mx::find_recipe(recipes, name).linear;
+  int64_t ends = 0;
+  if (!names_dtype(name)) {
+    const mx::Recipe& found = mx::find_recipe(recipes, name);
+    base_ = found.linear;
+    ends = found.high_precision_ends;
+  }
   for (const auto& linear : linears) {
-    mx::LinearRecipe recipe = base_;
+    const int64_t block = block_of(linear->options().name);
+    const bool at_end = block < ends || block >= model.config().layers - ends;
+    mx::LinearRecipe recipe = at_end ? mx::LinearRecipe{} : base_;
     for (const PrecisionOverride& entry : config.overrides) {
       if (!matches(entry, linear->options().name)) continue;
       mx::LinearRecipe other = mx::find_recipe(recipes, entry.recipe).linear;
@@ -126,7 +142,8 @@ nlohmann::ordered_json Quantization::statistics(int64_t step) const {
           {{"layer", layer->options().name},
            {"tensor", mx::name(operand)},
            {"format", mx::name(*how.format)},
-           {"scale_mode", mx::name(how.scale_mode)},
+           {"blocks", mx::name(how.blocks)},
+           {"scale_mode", how.float32_scales ? "float32" : mx::name(how.scale_mode)},
            {"underflow", s.underflow_fraction()},
            {"saturation", s.saturation_fraction()},
            {"saturating_blocks", of_blocks(s.saturating_blocks)},
@@ -176,6 +193,52 @@ std::vector<std::string> Quantization::warnings(const nlohmann::ordered_json& st
 
 void Quantization::begin_step(uint64_t seed) {
   for (size_t i = 0; i < layers_.size(); ++i) layers_[i]->quantized()->begin_step(mix_seed(seed, i));
+}
+
+void Quantization::end_step(Group& group) {
+  std::vector<std::pair<mx::QuantizedLinear*, mx::Operand>> delayed;
+  std::vector<float> observed;
+  for (const auto& layer : layers_) {
+    mx::QuantizedLinear& linear = *layer->quantized();
+    for (const mx::Operand operand : kOperands) {
+      if (!linear.amax_history(operand).defined()) continue;
+      delayed.emplace_back(&linear, operand);
+      observed.push_back(linear.observed_amax(operand));
+    }
+  }
+  if (delayed.empty()) return;
+  at::Tensor most = at::tensor(observed);
+  for (const at::Tensor& other : group.all_gather(most)) most = at::maximum(most, other);
+  for (size_t i = 0; i < delayed.size(); ++i)
+    delayed[i].first->remember_amax(delayed[i].second, most.const_data_ptr<float>()[i]);
+}
+
+std::map<std::string, at::Tensor> Quantization::tensors() const {
+  std::map<std::string, at::Tensor> found;
+  for (const auto& layer : layers_) {
+    for (const mx::Operand operand : kOperands) {
+      const at::Tensor& history = layer->quantized()->amax_history(operand);
+      if (history.defined())
+        found[fmt::format("{}amax.{}.{}", kTensorPrefix, layer->options().name, mx::name(operand))] = history;
+    }
+  }
+  return found;
+}
+
+void Quantization::load(const std::map<std::string, at::Tensor>& tensors, Group& group) {
+  std::map<std::string, at::Tensor> own = this->tensors();
+  on_rank_zero(group, "restoring the checkpoint", [&] {
+    for (auto& [name, tensor] : own) {
+      const auto found = tensors.find(name);
+      if (found == tensors.end() || found->second.sizes() != tensor.sizes())
+        throw UserError(fmt::format("the checkpoint has no {} of {} steps", name, tensor.size(0)),
+                        "go on with the recipe that it was made with, or begin a new run");
+      tensor.copy_(found->second);
+    }
+    for (const auto& [name, tensor] : tensors)
+      user_check(own.contains(name), "the checkpoint holds {}, which this run's recipe does not read", name);
+  });
+  for (auto& [name, tensor] : own) group.broadcast(tensor, 0);
 }
 
 }  // namespace dovetail

@@ -1,11 +1,15 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <nlohmann/json_fwd.hpp>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dovetail/train/config.h"
@@ -13,6 +17,7 @@
 namespace dovetail {
 
 class GPT;
+class Group;
 class Linear;
 
 /// Throws UserError for what can be known to be wrong without a model: an unknown recipe, an override without layers, a
@@ -31,8 +36,17 @@ class Quantization {
   /// its backward calls.
   void begin_step(uint64_t seed);
 
+  /// After a step that was not skipped: puts its largest magnitudes, over all ranks, where delayed scaling reads them.
+  void end_step(Group& group);
+
+  /// What delayed scaling knows, as it stands in a checkpoint: "quantization.amax.<layer>.<operand>". Empty without it.
+  std::map<std::string, at::Tensor> tensors() const;
+  static constexpr std::string_view kTensorPrefix = "quantization.";
+  /// Rank 0's `tensors` to all ranks. Throws UserError for what is missing, too much or of another length.
+  void load(const std::map<std::string, at::Tensor>& tensors, Group& group);
+
   /// What quantization did since `begin_step`, a line of quantization.jsonl: {"step", "tensors": [{"layer", "tensor",
-  /// "format", "scale_mode", "underflow", "saturation" (shares of elements), "saturating_blocks",
+  /// "format", "blocks", "scale_mode", "underflow", "saturation" (shares of elements), "saturating_blocks",
   /// "saturating_blocks_under_floor" (shares of blocks: scale_mode floor would have done that), "non_finite_blocks",
   /// "sqnr_db" (null without error), "amax", "scales": [least, largest exponent]}]}.
   nlohmann::ordered_json statistics(int64_t step) const;

@@ -218,7 +218,8 @@ Json make_quantization(const RunFiles& run) {
     const auto percent = [&](const char* key) { return fmt::format("{:.3g} %", 100 * number_of(t, key)); };
     const auto word = [&](const char* key) { return t.value(key, std::string()); };
     const Json scales = value_at(t, {"scales"});
-    rows.push_back({word("layer"), word("tensor"), fmt::format("{}, {}", word("format"), word("scale_mode")),
+    rows.push_back({word("layer"), word("tensor"),
+                    fmt::format("{}, {}, {}", word("format"), word("blocks"), word("scale_mode")),
                     fmt::format("{:.1f} dB", quality(t)), percent("underflow"), percent("saturation"),
                     percent("saturating_blocks"), percent("saturating_blocks_under_floor"),
                     fmt::format("{:.3g}", number_of(t, "amax")),

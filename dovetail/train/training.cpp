@@ -32,7 +32,13 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
   model_->to(run_.device);
   quantization_.emplace(*model_, config.precision, run_.precision.name);
   optimizer_->bind(*model_);
-  if (resumed) restore(*optimizer_, tensors, state_.updates, *group_);
+  if (resumed) {
+    std::map<std::string, at::Tensor> of_optimizer, of_quantization;
+    for (const auto& [name, tensor] : tensors)
+      (name.starts_with(Quantization::kTensorPrefix) ? of_quantization : of_optimizer)[name] = tensor;
+    restore(*optimizer_, of_optimizer, state_.updates, *group_);
+    quantization_->load(of_quantization, *group_);
+  }
   step_.emplace(
       model_, *optimizer_, group_,
       StepOptions{
@@ -85,6 +91,7 @@ bool Training::train_step(StepTimings& timings) {
   quantization_->begin_step(mix_seed(mix_seed(static_cast<uint64_t>(config.run.seed), static_cast<uint64_t>(number)),
                                      static_cast<uint64_t>(group_->rank())));
   const StepOutcome outcome = step_->run(tokens, lr, stop_requested() || time_is_up());
+  if (!outcome.skipped) quantization_->end_step(*group_);
   const double step_s = now_seconds() - begin_s;
   if (output_) output_->end_step(number);
 
@@ -153,8 +160,10 @@ void Training::save_if_due(bool stopping, StepTimings& timings) {
   on_rank_zero(*group_, "saving a checkpoint", [&] {
     // The checkpoint builds on these lines: they must be on the disk before it gets its name.
     output_->sync();
+    std::map<std::string, at::Tensor> tensors = optimizer_->tensors();
+    tensors.merge(quantization_->tensors());
     checkpoints_->save_async({.step = state_.step,
-                              .tensors = optimizer_->tensors(),
+                              .tensors = std::move(tensors),
                               .state = checkpoint_state(state_, run_, store().tokenizer(), group_->size())});
   });
   saved_step_ = state_.step;

@@ -6,6 +6,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/mx/linear.h"
+#include "dovetail/mx/quantize.h"
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/ops/functions.h"
 #include "tests/models/allocation_meter.h"
@@ -70,7 +71,7 @@ TEST(QuantizedLinear, KeepsWhatItSaysForBackward) {
 
 TEST(QuantizedLinear, WeightsInSquareBlocksAreOneCopyForBothProducts) {
   LinearRecipe square = recipe();
-  square.weight.square = true;
+  square.weight.blocks = Blocks::k32x32;
   const at::Tensor x = random({40, 64}, 1).requires_grad_(), weight = random({96, 64}, 2), dy = random({40, 96}, 3);
   square.activation.format = square.gradient.format = std::nullopt;
   const auto linear = layer(square);
@@ -80,6 +81,35 @@ TEST(QuantizedLinear, WeightsInSquareBlocksAreOneCopyForBothProducts) {
   EXPECT_TRUE(at::allclose(y, at::linear(x, values), 1e-5, 1e-5));
   EXPECT_TRUE(at::allclose(x.grad(), at::mm(dy, values), 1e-5, 1e-5));
   EXPECT_FALSE(at::allclose(y, at::linear(x, weight), 1e-3, 1e-3));
+}
+
+TEST(QuantizedLinear, DelayedScalingReadsEarlierStepsAlone) {
+  LinearRecipe delayed = recipe("fp8_tensor_delayed");
+  delayed.weight = delayed.gradient = {};
+  delayed.activation.history = 2;
+  const auto linear = layer(delayed);
+  const at::Tensor eye = at::eye(32), x = at::full({2, 32}, 8.0F), gradient = at::ones({2, 32});
+  const auto step = [&](float size) {  // y is x as it was quantized
+    linear->begin_step(0);
+    const at::Tensor weight = eye.detach().clone().requires_grad_();
+    const at::Tensor y = linear->forward(x * size, weight);
+    y.backward(gradient);
+    EXPECT_TRUE(at::allclose(weight.grad(), y.detach().sum(0).expand({32, 32}), 1e-5, 1e-5));  // the kept copy
+    EXPECT_EQ(linear->observed_amax(Operand::kActivation), 8 * size);
+    linear->remember_amax(Operand::kActivation, linear->observed_amax(Operand::kActivation));
+    return y[0][0].item<float>();
+  };
+  EXPECT_EQ(step(1), 8.0F);      // nothing is known: scale 1
+  EXPECT_EQ(step(100), 8.0F);    // beyond what was seen
+  EXPECT_EQ(step(50), 400.0F);   // within it
+  EXPECT_EQ(step(100), 800.0F);  // the step of 100 is still remembered
+  step(1.0F / 64);
+  step(1.0F / 64);
+  EXPECT_EQ(linear->amax_history(Operand::kActivation).size(0), 2);
+  EXPECT_FALSE(linear->amax_history(Operand::kWeight).defined());
+  linear->begin_step(0);
+  linear->forward(x, eye);
+  EXPECT_EQ(linear->statistics().activation.saturations, x.numel());  // only small ones are remembered now
 }
 
 TEST(QuantizedLinear, StochasticRoundingFollowsFromTheSeedAlone) {

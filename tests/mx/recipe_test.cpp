@@ -42,6 +42,25 @@ TEST(Recipe, TheOthersDifferFromItInWhatTheirNamesSay) {
   EXPECT_EQ(built_in("mxfp6_e3m2").activation.format, Format::kE3M2);
 }
 
+TEST(Recipe, Float8IsHybridByTensorAndE4M3ByBlock) {
+  const auto by_tensor = [](Format format, int64_t history) {
+    return OperandRecipe{.format = format, .blocks = Blocks::kTensor, .float32_scales = true, .history = history};
+  };
+  const Recipe& current = find_recipe(built_in_recipes(), "fp8_tensor");
+  const OperandRecipe forward = by_tensor(Format::kE4M3, 0);
+  EXPECT_EQ(current.linear, (LinearRecipe{forward, forward, by_tensor(Format::kE5M2, 0)}));
+  EXPECT_EQ(current.high_precision_ends, 1);
+  const Recipe& delayed = find_recipe(built_in_recipes(), "fp8_tensor_delayed");
+  const OperandRecipe later = by_tensor(Format::kE4M3, 1024);
+  EXPECT_EQ(delayed.linear, (LinearRecipe{later, later, by_tensor(Format::kE5M2, 1024)}));
+  EXPECT_EQ(delayed.high_precision_ends, 0);
+  OperandRecipe square = {.format = Format::kE4M3, .blocks = Blocks::k128x128};
+  OperandRecipe row = {.format = Format::kE4M3, .blocks = Blocks::k1x128};
+  EXPECT_EQ(built_in("fp8_block"), (LinearRecipe{square, row, row}));
+  square.float32_scales = row.float32_scales = true;
+  EXPECT_EQ(built_in("fp8_block_float32"), (LinearRecipe{square, row, row}));
+}
+
 TEST(Recipe, WhatCannotBeIsNamed) {
   const auto refusal = [](auto change) {
     RecipeSection section{.name = "mine"};
@@ -58,9 +77,17 @@ TEST(Recipe, WhatCannotBeIsNamed) {
               AllOf(HasSubstr("\"mine\""), HasSubstr("activation"), HasSubstr("stochastic")));
   EXPECT_THAT(refusal([](RecipeSection& s) { s.gradient.blocks = "32x32"; }),
               AllOf(HasSubstr("gradient"), HasSubstr("32x32")));
-  EXPECT_THAT(
-      refusal([](RecipeSection& s) { s.weight = {.format = "none", .rounding = "nearest_even", .blocks = "32x32"}; }),
-      AllOf(HasSubstr("weight"), HasSubstr("none")));
+  EXPECT_THAT(refusal([](RecipeSection& s) { s.weight = {.format = "none", .blocks = "32x32"}; }),
+              AllOf(HasSubstr("weight"), HasSubstr("none")));
+  EXPECT_THAT(refusal([](RecipeSection& s) { s.activation.blocks = "128x128"; }), HasSubstr("128x128"));
+  EXPECT_THAT(refusal([](RecipeSection& s) { s.weight.blocks = "2x2"; }), HasSubstr("2x2"));
+  EXPECT_THAT(refusal([](RecipeSection& s) { s.weight.scale_mode = "float32"; }), HasSubstr("blocks of 32"));
+  EXPECT_THAT(refusal([](RecipeSection& s) { s.weight = {.format = "e2m1", .blocks = "1x128"}; }), HasSubstr("e2m1"));
+  EXPECT_THAT(refusal([](RecipeSection& s) { s.weight = {.blocks = "tensor", .scale_mode = "floor"}; }),
+              HasSubstr("floor"));
+  EXPECT_THAT(refusal([](RecipeSection& s) { s.weight = {.blocks = "1x128", .history = 4}; }), HasSubstr("delayed"));
+  EXPECT_THAT(refusal([](RecipeSection& s) { s.gradient = {.blocks = "tensor", .rounding = "stochastic"}; }),
+              HasSubstr("stochastic"));
   EXPECT_EQ(refusal([](RecipeSection& s) { s.weight.blocks = "32x32"; }), "accepted");
   EXPECT_EQ(refusal([](RecipeSection& s) { s.gradient.rounding = "stochastic"; }), "accepted");
 }

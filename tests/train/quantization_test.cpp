@@ -12,6 +12,7 @@
 #include "dovetail/models/gpt.h"
 #include "dovetail/mx/linear.h"
 #include "dovetail/train/report.h"
+#include "tests/comm/ranks.h"
 #include "tests/train/tiny_run.h"
 
 namespace dovetail {
@@ -95,6 +96,52 @@ recipe = "mxfp6_e3m2"
                                                        {"blocks.1.attention.out", "e4m3 e4m3 e4m3"},
                                                        {"blocks.1.ffn.up", "e2m1 e2m1 e2m1"},
                                                        {"blocks.1.ffn.down", "e2m1 e2m1 e3m2"}}));
+}
+
+TEST(Quantization, ARecipeMayLeaveTheEndsOfTheModelInHighPrecision) {
+  EXPECT_TRUE(formats("", "fp8_tensor").empty());  // both of two blocks are ends
+  const std::string mine = "[[precision.recipes]]\nname = \"mine\"\nhigh_precision_ends = ";
+  EXPECT_EQ(formats(mine + "0\n", "mine").size(), 8U);
+  const auto with_override =
+      formats(mine + "1\n[[precision.override]]\nlayers = \"blocks.1.ffn.up\"\nrecipe = \"mxfp4\"\n", "mine");
+  EXPECT_EQ(with_override, (std::map<std::string, std::string>{{"blocks.1.ffn.up", "e2m1 e2m1 e2m1"}}));
+  ModelConfig config = two_blocks();
+  config.layers = 4;
+  GPT model(config);
+  const Quantization quantization(model, {}, "fp8_tensor");
+  ASSERT_EQ(quantization.layers().size(), 8U);
+  EXPECT_EQ(quantization.layers().front()->options().name, "blocks.1.attention.qkv");
+  EXPECT_EQ(quantization.layers().back()->options().name, "blocks.2.ffn.down");
+}
+
+TEST(Quantization, DelayedScalingRemembersTheLargestOfAllRanks) {
+  constexpr int kRanks = 3;
+  expect_all_succeed(kRanks, [](std::shared_ptr<Group> group) {
+    GPT model(two_blocks());
+    initialize(model, 1);
+    Quantization quantization(model, section("[precision]\nrecipe = \"fp8_tensor_delayed\"\n"), "fp8_tensor_delayed");
+    const auto linear = quantization.layers().front();
+    const auto history = [&] {
+      return quantization.tensors().at("quantization.amax.blocks.0.attention.qkv.activation");
+    };
+    for (const float size : {2.0F, 4.0F}) {
+      quantization.begin_step(1);
+      linear->forward(at::full({2, 32}, size + static_cast<float>(group->rank())));
+      quantization.end_step(*group);
+    }
+    EXPECT_EQ(quantization.tensors().size(), 8U * 3);
+    EXPECT_EQ(history()[0].item<float>(), 4 + kRanks - 1);
+    EXPECT_EQ(history()[1].item<float>(), 2 + kRanks - 1);
+
+    std::map<std::string, at::Tensor> stored;
+    if (group->rank() == 0) {
+      for (const auto& [name, tensor] : quantization.tensors()) stored[name] = tensor + 1;
+    }
+    quantization.load(stored, *group);
+    EXPECT_EQ(history()[1].item<float>(), 3 + kRanks - 1);
+    if (group->rank() == 0) stored.erase("quantization.amax.blocks.0.attention.qkv.activation");
+    EXPECT_THROW(quantization.load(stored, *group), std::exception);
+  });
 }
 
 TEST(Quantization, KnowsRecipesOfTheUsers) {

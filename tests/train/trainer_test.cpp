@@ -114,7 +114,9 @@ TEST_P(EveryPrecision, AnInterruptedRunResumesBitForBit) {
   expect_same_tensors(last_checkpoint(config), last_checkpoint(prepared("whole")));
   EXPECT_EQ(nlohmann::json::parse(run.read("parts", "machine.json"))["resumed_from"], nlohmann::json({1, 2, 3, 4, 5}));
 }
-INSTANTIATE_TEST_SUITE_P(Train, EveryPrecision, testing::Values("fp32", "bf16", "fp64", "mxfp8", "mxfp4_stochastic"));
+INSTANTIATE_TEST_SUITE_P(Train, EveryPrecision,
+                         testing::Values("fp32", "bf16", "fp64", "mxfp8", "mxfp4_stochastic", "fp8_tensor_delayed",
+                                         "fp8_block"));
 
 TEST(Train, MicroBatchesAndRecomputationChangeOnlyTheRounding) {
   const test::TinyRun run;

@@ -1,0 +1,164 @@
+#include "dovetail/mx/float8.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <vector>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/parallel.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/mx/float8_simd.h"
+#include "dovetail/ops/dispatch.h"
+
+namespace dovetail::mx {
+
+namespace {
+
+struct Layout {
+  int64_t rows, cols, row_block, col_block;
+};
+
+/// A tensor of these sizes as the matrix in which its blocks lie.
+Layout layout_of(at::IntArrayRef sizes, Float8Blocks blocks) {
+  const int64_t elements = c10::multiply_integers(sizes);
+  const int64_t first = blocks == Float8Blocks::kColumn ? sizes[0] : elements / std::max<int64_t>(sizes.back(), 1);
+  const int64_t rows = first, cols = elements / std::max<int64_t>(first, 1);
+  switch (blocks) {
+    case Float8Blocks::kTensor:
+      return {rows, cols, std::max<int64_t>(rows, 1), std::max<int64_t>(cols, 1)};
+    case Float8Blocks::kRow:
+      return {rows, cols, 1, kFloat8Block};
+    case Float8Blocks::kColumn:
+      return {rows, cols, kFloat8Block, 1};
+    case Float8Blocks::kSquare:
+      return {rows, cols, kFloat8Block, kFloat8Block};
+  }
+  return {};
+}
+
+std::vector<int64_t> float8_scale_sizes(at::IntArrayRef sizes, Float8Blocks blocks) {
+  const auto count = [](int64_t size) { return (size + kFloat8Block - 1) / kFloat8Block; };
+  std::vector<int64_t> result = sizes.vec();
+  if (blocks == Float8Blocks::kTensor) return {};
+  if (blocks != Float8Blocks::kRow) result.front() = count(result.front());
+  if (blocks != Float8Blocks::kColumn) result.back() = count(result.back());
+  return result;
+}
+
+uint32_t load_bits(const Float8Problem& p, int64_t index) {
+  if (p.source == Source::kFloat32) return static_cast<const uint32_t*>(p.x)[index];
+  return static_cast<uint32_t>(static_cast<const uint16_t*>(p.x)[index]) << 16;
+}
+
+/// Calls visit(row-major index, column within the piece).
+template <class Visit>
+void for_each_element(const Float8Problem& p, PieceRange piece, Visit visit) {
+  for (int64_t row = piece.row; row < piece.row + piece.rows; ++row) {
+    for (int64_t i = 0; i < piece.cols; ++i) visit(row * p.cols + piece.col + i, i);
+  }
+}
+
+void check_input(const at::Tensor& x, const Float8Spec& spec) {
+  user_check(x.defined(), "mx::quantize_float8: x is undefined");
+  user_check(spec.format == Format::kE4M3 || spec.format == Format::kE5M2,
+             "mx::quantize_float8: the format must be e4m3 or e5m2, but is {}", name(spec.format));
+  user_check(x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16,
+             "mx::quantize_float8: x must be float32 or bfloat16, but is {}; convert it first", describe(x));
+  user_check(x.is_cpu(), "mx::quantize_float8: only CPU tensors can be quantized, but x is {}", describe(x));
+  const int64_t least = spec.blocks == Float8Blocks::kSquare ? 2 : 1;
+  user_check(x.dim() >= least && (least == 1 || x.dim() == 2), "mx::quantize_float8: x must have {}, but is {}",
+             least == 2 ? "two dimensions" : "a dimension", describe(x));
+  user_check(spec.amax == 0 || spec.blocks == Float8Blocks::kTensor,
+             "mx::quantize_float8: a largest magnitude from outside is for a whole tensor");
+}
+
+}  // namespace
+
+void raise_column_maxima(const Float8Problem& p, PieceRange piece, uint32_t* most) {
+  for_each_element(p, piece, [&](int64_t index, int64_t column) {
+    most[column] = std::max(most[column], load_bits(p, index) & bits::kMagnitude);
+  });
+}
+
+void encode_float8_piece(const Float8Problem& p, PieceRange piece, const ColumnScales& scales, Statistics& statistics) {
+  constexpr int kOne = kScaleBias;
+  for_each_element(p, piece, [&](int64_t index, int64_t column) {
+    const float factor = scales.factor[column], scale = scales.scale[column];
+    const uint32_t x = factor == 0 ? 0 : load_bits(p, index);
+    const float scaled = std::bit_cast<float>(x) * factor;
+    const uint8_t code = encode(std::bit_cast<uint32_t>(scaled) | (x & bits::kSign), kOne, p.spec);
+    const float element = std::bit_cast<float>(decode(code, kOne, p.spec)), value = element * scale;
+    if (p.codes) {
+      p.codes[index] = code;
+    } else if (p.source == Source::kBFloat16 && p.power_of_two) {
+      static_cast<uint16_t*>(p.values)[index] = round_to_bfloat16(std::bit_cast<uint32_t>(value));
+    } else {
+      static_cast<float*>(p.values)[index] = value;
+    }
+    if (factor == 0) return;
+    const double unit = static_cast<double>(scale), error = static_cast<double>(scaled) - static_cast<double>(element);
+    statistics.signal += std::pow(static_cast<double>(scaled) * unit, 2);
+    statistics.error += std::pow(error * unit, 2);
+    if (element == 0 && (x & bits::kMagnitude) != 0) ++statistics.underflows;
+    if (p.amax > 0 && (x & bits::kMagnitude) > std::bit_cast<uint32_t>(p.amax)) ++statistics.saturations;
+  });
+}
+
+Float8 quantize_float8(const at::Tensor& x_in, const Float8Spec& spec) {
+  check_input(x_in, spec);
+  const TraceSpan span("dovetail::quantize_float8");
+  simd_level();  // DOVETAIL_SIMD takes effect before the first kernel runs
+  const at::Tensor x = x_in.detach().contiguous();
+  const Layout layout = layout_of(x.sizes(), spec.blocks);
+  const at::Tensor scales = at::ones(float8_scale_sizes(x.sizes(), spec.blocks), x.options().dtype(at::kFloat));
+  Float8 out;
+  if (spec.values) {
+    out.values = at::empty(x.sizes(), x.options().dtype(spec.power_of_two ? x.scalar_type() : at::kFloat));
+  } else {
+    out.tensor = {at::empty(x.sizes(), x.options().dtype(at::kByte)), scales, spec.format, spec.blocks};
+  }
+  out.statistics =
+      quantize_float8_blocks({.rows = layout.rows,
+                              .cols = layout.cols,
+                              .row_block = layout.row_block,
+                              .col_block = layout.col_block,
+                              .source = x.scalar_type() == at::kFloat ? Source::kFloat32 : Source::kBFloat16,
+                              .x = x.const_data_ptr(),
+                              .spec = element_spec(spec.format),
+                              .power_of_two = spec.power_of_two,
+                              .amax = spec.amax,
+                              .by_codec = !kernel_enabled(Kernel::kQuantize),
+                              .codes = spec.values ? nullptr : out.tensor.codes.mutable_data_ptr<uint8_t>(),
+                              .values = spec.values ? out.values.mutable_data_ptr() : nullptr,
+                              .scales = scales.mutable_data_ptr<float>()});
+  return out;
+}
+
+at::Tensor dequantize(const Float8Tensor& x, at::ScalarType dtype) {
+  constexpr int64_t kGrainElements = 65536;
+  const ElementSpec& spec = element_spec(x.format);
+  std::array<float, 256> elements;
+  for (size_t code = 0; code < elements.size(); ++code)
+    elements[code] = std::bit_cast<float>(decode(static_cast<uint8_t>(code), kScaleBias, spec));
+  const Layout layout = layout_of(x.codes.sizes(), x.blocks);
+  const int64_t blocks = (layout.cols + layout.col_block - 1) / layout.col_block;
+  const at::Tensor y = at::empty(x.codes.sizes(), x.codes.options().dtype(at::kFloat));
+  const auto* codes = x.codes.const_data_ptr<uint8_t>();
+  const auto* scales = x.scales.const_data_ptr<float>();
+  auto* to = y.mutable_data_ptr<float>();
+  const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(layout.cols, 1));
+  parallel_pieces(layout.rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* of_row = scales + row / layout.row_block * blocks;
+      for (int64_t col = 0; col < layout.cols; ++col)
+        to[row * layout.cols + col] = elements[codes[row * layout.cols + col]] * of_row[col / layout.col_block];
+    }
+  });
+  return y.to(dtype);
+}
+
+}  // namespace dovetail::mx

@@ -1,0 +1,82 @@
+#include "dovetail/mx/operand.h"
+
+#include <ATen/ATen.h>
+
+#include "dovetail/base/machine.h"
+#include "dovetail/mx/float8.h"
+#include "dovetail/mx/quantize.h"
+#include "dovetail/ops/dispatch.h"
+
+namespace dovetail::mx {
+
+namespace {
+
+OperandCopies quantize_microscaling(const at::Tensor& x, const OperandRecipe& recipe, const OperandRequest& request) {
+  QuantizeSpec spec = {
+      .format = *recipe.format, .scale_mode = recipe.scale_mode, .rounding = recipe.rounding, .seed = request.seed};
+  spec.row_values = spec.square_values = true;
+  spec.column_values = !request.kept;
+  if (recipe.blocks == Blocks::k32x32) {
+    spec.copies = Copies::kSquare;
+  } else if (request.column || request.kept) {
+    spec.copies = request.row ? Copies::kRowAndColumn : Copies::kColumn;
+  }
+  const Quantized made = quantize(x, spec);
+  if (made.square_values.defined()) return {made.square_values, made.square_values, {}, {}, made.square_statistics};
+  return {made.row_values, made.column_values, made.column.codes(), made.column.scales(),
+          request.row ? made.row_statistics : made.column_statistics};
+}
+
+Float8Blocks float8_blocks(const OperandRecipe& recipe, bool along_rows) {
+  if (recipe.blocks == Blocks::kTensor) return Float8Blocks::kTensor;
+  if (recipe.blocks == Blocks::k128x128) return Float8Blocks::kSquare;
+  return along_rows ? Float8Blocks::kRow : Float8Blocks::kColumn;
+}
+
+OperandCopies quantize_float8(const at::Tensor& x, const OperandRecipe& recipe, const OperandRequest& request) {
+  Float8Spec spec = {.format = *recipe.format, .power_of_two = !recipe.float32_scales, .amax = request.amax};
+  const auto make = [&](bool along_rows, bool values) {
+    spec.blocks = float8_blocks(recipe, along_rows);
+    spec.values = values;
+    return quantize_float8(x, spec);
+  };
+  OperandCopies copies;
+  if (request.row) {
+    const Float8 made = make(true, true);
+    copies.row = made.values;
+    copies.statistics = made.statistics;
+  }
+  if (request.column && request.row && recipe.blocks != Blocks::k1x128) {
+    copies.column = copies.row;
+  } else if (request.column) {
+    const Float8 made = make(false, true);
+    copies.column = made.values;
+    if (!request.row) copies.statistics = made.statistics;
+  }
+  if (request.kept) {
+    const Float8 made = make(false, false);
+    copies.codes = made.tensor.codes;
+    copies.scales = made.tensor.scales;
+  }
+  return copies;
+}
+
+}  // namespace
+
+OperandCopies quantize_operand(const at::Tensor& x, const OperandRecipe& recipe, const OperandRequest& request) {
+  return recipe.is_microscaling() ? quantize_microscaling(x, recipe, request) : quantize_float8(x, recipe, request);
+}
+
+at::Tensor dequantize_kept(const at::Tensor& codes, const at::Tensor& scales, const OperandRecipe& recipe,
+                           at::ScalarType dtype) {
+  if (recipe.is_microscaling()) return dequantize(MXTensor(codes, scales, *recipe.format, Orientation::kColumn), dtype);
+  return dequantize(Float8Tensor{codes, scales, *recipe.format, float8_blocks(recipe, false)}, dtype);
+}
+
+at::ScalarType emulation_dtype(const at::Tensor& x, const OperandRecipe& a, const OperandRecipe& b) {
+  const bool instructions = has_bfloat16_instructions() && simd_level() == SimdLevel::kAvx512;
+  const bool exact = !a.float32_scales && !b.float32_scales;
+  return instructions && exact && x.scalar_type() == at::kBFloat16 ? at::kBFloat16 : at::kFloat;
+}
+
+}  // namespace dovetail::mx

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "dovetail/mx/recipe.h"
+#include "dovetail/mx/statistics.h"
+
+/// One tensor of a Linear as its products read it, whatever its recipe's format.
+namespace dovetail::mx {
+
+/// What to make of it: the numbers that its codes stand for, with blocks along its rows or its columns; codes with
+/// blocks along its columns, to be kept.
+struct OperandRequest {
+  bool row = false, column = false, kept = false;
+  uint64_t seed = 0;  ///< of stochastic rounding
+  float amax = 0;     ///< of delayed scaling; 0: the tensor's own
+};
+
+struct OperandCopies {
+  at::Tensor row, column;    ///< as `emulation_dtype` has it, or narrower where that is exact; one tensor if they agree
+  at::Tensor codes, scales;  ///< the kept copy
+  Statistics statistics;     ///< of the row copy if there is one
+};
+
+/// x (rows, cols), float32 or bfloat16, of a recipe with a format.
+OperandCopies quantize_operand(const at::Tensor& x, const OperandRecipe& recipe, const OperandRequest& request);
+
+/// The numbers of a kept copy.
+at::Tensor dequantize_kept(const at::Tensor& codes, const at::Tensor& scales, const OperandRecipe& recipe,
+                           at::ScalarType dtype);
+
+/// The dtype in which a product of two such operands is emulated so that it is exact but for the FP32 sums: that of x
+/// unless the CPU has no bfloat16 instructions or a scale is not a power of two.
+at::ScalarType emulation_dtype(const at::Tensor& x, const OperandRecipe& a, const OperandRecipe& b);
+
+}  // namespace dovetail::mx
