@@ -60,7 +60,8 @@ def test_works_without_a_compiler(wheel, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be, that is the question\n" * 200)
     prepared = subprocess.run(
-        [environment / "bin/dovetail", "prepare", text, "--out", tmp_path / "tokens"],
+        [environment / "bin/dovetail", "prepare", text, "--out", tmp_path / "tokens"]
+        + ["--set", "data.validation_split=tail"],
         env=bare,
         capture_output=True,
         text=True,
