@@ -59,9 +59,9 @@ def test_works_without_a_compiler(wheel, tmp_path):
     assert "0.1.0" in command.stdout
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be, that is the question\n" * 200)
+    split = "data.validation_split=tail"  # one document has no validation documents beside it
     prepared = subprocess.run(
-        [environment / "bin/dovetail", "prepare", text, "--out", tmp_path / "tokens"]
-        + ["--set", "data.validation_split=tail"],
+        [environment / "bin/dovetail", "prepare", text, "--out", tmp_path / "tokens", "--set", split],
         env=bare,
         capture_output=True,
         text=True,
