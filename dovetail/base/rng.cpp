@@ -6,6 +6,7 @@
 #include <numbers>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/philox.h"
 
 namespace dovetail {
 namespace {
@@ -31,19 +32,8 @@ std::array<uint32_t, 4> draw(uint64_t seed, RandomStream stream, uint64_t index,
 }  // namespace
 
 std::array<uint32_t, 4> philox(uint64_t key, uint64_t counter_low, uint64_t counter_high) {
-  constexpr uint64_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
-  constexpr uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
-  auto key0 = static_cast<uint32_t>(key), key1 = static_cast<uint32_t>(key >> 32);
-  std::array<uint32_t, 4> x = {static_cast<uint32_t>(counter_low), static_cast<uint32_t>(counter_low >> 32),
-                               static_cast<uint32_t>(counter_high), static_cast<uint32_t>(counter_high >> 32)};
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t product0 = kMultiplier0 * x[0], product1 = kMultiplier1 * x[2];
-    x = {static_cast<uint32_t>(product1 >> 32) ^ x[1] ^ key0, static_cast<uint32_t>(product1),
-         static_cast<uint32_t>(product0 >> 32) ^ x[3] ^ key1, static_cast<uint32_t>(product0)};
-    key0 += kWeyl0;
-    key1 += kWeyl1;
-  }
-  return x;
+  const PhiloxWords x = philox_words(key, counter_low, counter_high);
+  return {x.word[0], x.word[1], x.word[2], x.word[3]};
 }
 
 uint64_t random_below(uint64_t seed, RandomStream stream, uint64_t index, uint64_t bound) {

@@ -2,11 +2,7 @@
 
 #include <stdint.h>
 
-#if defined(__CUDACC__)
-#define DOVETAIL_HOST_DEVICE __host__ __device__
-#else
-#define DOVETAIL_HOST_DEVICE
-#endif
+#include "dovetail/base/host_device.h"
 
 /// One element and one scale of a microscaling format, in integer arithmetic alone: exact for subnormal numbers
 /// whatever the processor's flush-to-zero and denormals-are-zero bits say, and the same on CPU and GPU. The vector

@@ -56,6 +56,12 @@ at::Tensor library_dequantize(const at::Tensor& codes, const at::Tensor& scales,
   return axis.moves ? y.movedim(0, axis.index).contiguous() : y;
 }
 
+at::Tensor library_swizzle_scales(const at::Tensor& scales) {
+  user_check(scales.dim() == 2, "mx_swizzle_scales: scales must be (rows, blocks), but are {}", describe(scales));
+  const at::Tensor codes = at::empty({scales.size(0), scales.size(1) * kBlock}, scales.options());
+  return swizzled_scales({codes, scales, Format::kE4M3, Orientation::kRow});
+}
+
 at::Tensor library_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                           c10::string_view recipe) {
   const Recipe& found = find_recipe(built_in_recipes(), {recipe.data(), recipe.size()});
@@ -78,6 +84,7 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
       "-> (Tensor codes, Tensor scales)");
   m.def(
       "mx_dequantize(Tensor codes, Tensor scales, str format=\"e4m3\", int axis=-1, ScalarType dtype=float) -> Tensor");
+  m.def("mx_swizzle_scales(Tensor scales) -> Tensor", dovetail::mx::library_swizzle_scales);
   m.def("mx_linear(Tensor x, Tensor weight, Tensor? bias=None, str recipe=\"mxfp8\") -> Tensor",
         dovetail::mx::library_linear);
 }
@@ -85,6 +92,11 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
 // By device, not for all at once as the differentiable operations: so a tensor without memory, of torch.compile's
 // tracing too, finds the function that only computes shapes.
 TORCH_LIBRARY_IMPL(dovetail, CPU, m) {
+  m.impl("mx_quantize", dovetail::mx::library_quantize);
+  m.impl("mx_dequantize", dovetail::mx::library_dequantize);
+}
+
+TORCH_LIBRARY_IMPL(dovetail, CUDA, m) {
   m.impl("mx_quantize", dovetail::mx::library_quantize);
   m.impl("mx_dequantize", dovetail::mx::library_dequantize);
 }

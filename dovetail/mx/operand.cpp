@@ -14,6 +14,7 @@ namespace {
 OperandCopies quantize_microscaling(const at::Tensor& x, const OperandRecipe& recipe, const OperandRequest& request) {
   QuantizeSpec spec = {
       .format = *recipe.format, .scale_mode = recipe.scale_mode, .rounding = recipe.rounding, .seed = request.seed};
+  spec.count = request.count;
   spec.row_values = spec.square_values = true;
   spec.column_values = !request.kept;
   if (recipe.blocks == Blocks::k32x32) {
@@ -74,7 +75,7 @@ at::Tensor dequantize_kept(const at::Tensor& codes, const at::Tensor& scales, co
 }
 
 at::ScalarType emulation_dtype(const at::Tensor& x, const OperandRecipe& a, const OperandRecipe& b) {
-  const bool instructions = has_bfloat16_instructions() && simd_level() == SimdLevel::kAvx512;
+  const bool instructions = x.is_cuda() || (has_bfloat16_instructions() && simd_level() == SimdLevel::kAvx512);
   const bool exact = !a.float32_scales && !b.float32_scales;
   return instructions && exact && x.scalar_type() == at::kBFloat16 ? at::kBFloat16 : at::kFloat;
 }

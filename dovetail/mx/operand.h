@@ -16,6 +16,7 @@ struct OperandRequest {
   bool row = false, column = false, kept = false;
   uint64_t seed = 0;  ///< of stochastic rounding
   float amax = 0;     ///< of delayed scaling; 0: the tensor's own
+  bool count = true;  ///< see QuantizeSpec
 };
 
 struct OperandCopies {

@@ -1,11 +1,14 @@
 #include "dovetail/mx/quantize.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+#include <fmt/format.h>
 
 #include <optional>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/mx/cuda_kernels.h"
 #include "dovetail/mx/quantize_simd.h"
 #include "dovetail/ops/dispatch.h"
 
@@ -80,8 +83,24 @@ void check_input(const at::Tensor& x, const QuantizeSpec& spec) {
   user_check(!values || x.scalar_type() != at::kHalf, "mx::quantize: values are float32 or bfloat16, but x is {}",
              describe(x));
   user_check(x.dim() >= 1, "mx::quantize: x must have a dimension to lay blocks along, but is {}", describe(x));
-  user_check(x.device().is_cpu() || x.is_meta(), "mx::quantize: only CPU tensors can be quantized, but x is {}",
+  user_check(x.is_cpu() || x.is_cuda() || x.is_meta(), "mx::quantize: x must be on the CPU or a GPU, but is {}",
              describe(x));
+}
+
+const CudaKernels& gpu_kernels() {
+  user_check(kernel_enabled(Kernel::kQuantize), "mx: mx_quantize is switched off, and a GPU has no other way");
+  const CudaKernels* kernels = cuda_kernels();
+  user_check(kernels != nullptr, "mx: this build has no kernels for the GPU: there was no nvcc");
+  return *kernels;
+}
+
+/// Statistics are empty where a GPU was asked not to count.
+QuantizeCounts run(const QuantizeProblem& problem, const at::Tensor& x, bool count) {
+  if (x.is_cpu()) return quantize_blocks(problem);
+  const c10::DeviceGuard guard(x.device());
+  QuantizeCounts counts;
+  gpu_kernels().quantize(problem, count ? &counts : nullptr);
+  return counts;
 }
 
 /// Into memory that is there and fits.
@@ -104,11 +123,11 @@ void quantize_into_checked(const at::Tensor& x_in, const QuantizeSpec& spec, Qua
   if (row) problem.row = row_target();
   if (column && together) problem.column = column_target();
   if (!row && !column) problem.square = target_of(out.square, out.square_values, Orientation::kSquare, square_scales);
-  QuantizeCounts counts = quantize_blocks(problem);
+  QuantizeCounts counts = run(problem, x, spec.count);
   if (!together) {
     problem = problem_of(x, spec, Orientation::kColumn);
     problem.column = column_target();
-    counts.add(quantize_blocks(problem));
+    counts.add(run(problem, x, spec.count));
   }
   out.row_statistics = counts.row;
   out.column_statistics = counts.column;
@@ -140,12 +159,20 @@ void quantize_into(const at::Tensor& x, const QuantizeSpec& spec, Quantized& out
   quantize_into_checked(x, spec, out);
 }
 
+MXTensor requantize(const MXTensor& row) {
+  user_check(row.defined() && row.format() == Format::kE4M3 && row.orientation() == Orientation::kRow,
+             "mx::requantize: a row copy in e4m3 is needed, but this is {}",
+             row.defined() ? fmt::format("a {} copy in {}", name(row.orientation()), name(row.format())) : "undefined");
+  return quantize(dequantize(row), {.format = Format::kE4M3, .copies = Copies::kColumn}).column;
+}
+
 at::Tensor dequantize(const MXTensor& x, at::ScalarType dtype) {
   user_check(x.defined(), "mx::dequantize: the tensor is undefined");
   user_check(dtype == at::kFloat || dtype == at::kBFloat16,
              "mx::dequantize: a microscaling tensor becomes float32 or bfloat16, not {}", c10::toString(dtype));
-  user_check(x.codes().device().is_cpu() || x.codes().is_meta(), "mx::dequantize: only on CPU, but codes are {}",
-             describe(x.codes()));
+  const at::Device device = x.codes().device();
+  user_check(device.is_cpu() || device.is_cuda() || device.is_meta(),
+             "mx::dequantize: codes must be on the CPU or a GPU, but are {}", describe(x.codes()));
   const TraceSpan span("dovetail::mx_dequantize");
   simd_level();
   at::Tensor y = at::empty(x.sizes(), x.codes().options().dtype(dtype));
@@ -161,10 +188,13 @@ at::Tensor dequantize(const MXTensor& x, at::ScalarType dtype) {
       .scales = x.scales().const_data_ptr<uint8_t>(),
       .spec = element_spec(x.format()),
   };
+  const c10::OptionalDeviceGuard guard(device.is_cuda() ? std::optional(device) : std::nullopt);
   if (dtype == at::kFloat) {
-    dequantize_blocks(problem, y.mutable_data_ptr<float>());
+    auto* to = y.mutable_data_ptr<float>();
+    device.is_cuda() ? gpu_kernels().dequantize_to_float32(problem, to) : dequantize_blocks(problem, to);
   } else {
-    dequantize_blocks(problem, static_cast<uint16_t*>(y.mutable_data_ptr()));
+    auto* to = static_cast<uint16_t*>(y.mutable_data_ptr());
+    device.is_cuda() ? gpu_kernels().dequantize_to_bfloat16(problem, to) : dequantize_blocks(problem, to);
   }
   return y;
 }

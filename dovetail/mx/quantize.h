@@ -18,6 +18,7 @@ struct QuantizeSpec {
   NonFinite non_finite = NonFinite::kPoison;
   Rounding rounding = Rounding::kNearestEven;
   uint64_t seed = 0;  ///< of stochastic rounding
+  bool count = true;  ///< false: a GPU leaves statistics empty and is not waited for; on a CPU they cost nothing
   Copies copies = Copies::kRow;
   /// Not codes but the numbers they stand for, in x's dtype (not for float16): what an emulated product reads.
   bool row_values = false, column_values = false, square_values = false;
@@ -33,7 +34,7 @@ struct Quantized {
 
 /// Quantize `x` to a microscaling format: one power-of-two scale per block of 32 elements.
 ///
-/// x        at least one dimension; float32, bfloat16 or float16, any strides, on CPU.
+/// x        at least one dimension; float32, bfloat16 or float16, any strides, on CPU or a GPU.
 /// row      blocks along the last dimension: scales (..., ceil(last / 32)).
 /// column   blocks along the first: scales (ceil(first / 32), ...).
 /// square   blocks of 32 x 32 of a matrix, for weights that are read both ways: scales (ceil(rows / 32), ceil(cols /
@@ -43,7 +44,7 @@ struct Quantized {
 /// up to the one rounding into the format, whatever the processor's flush-to-zero and denormals-are-zero bits say.
 /// Stochastic rounding takes word i % 4 of Philox4x32-10(seed, i / 4, RandomStream::kQuantize) for the element whose
 /// row-major index in x is i. The result does not depend on the number of threads; codes and scales do not depend on
-/// the instruction set either.
+/// the instruction set either, and are the same on a GPU.
 /// Throws UserError for a tensor that cannot be quantized, naming it.
 /// Source: OCP Microscaling Formats v1.0; scale rounding of arXiv 2506.08027, algorithm 1.
 Quantized quantize(const at::Tensor& x, const QuantizeSpec& spec = {});
@@ -52,6 +53,12 @@ Quantized quantize(const at::Tensor& x, const QuantizeSpec& spec = {});
 /// weight's copies after each step. Throws UserError when a copy that `spec` asks for is not there, is of another shape
 /// or format, or is one of values.
 void quantize_into(const at::Tensor& x, const QuantizeSpec& spec, Quantized& out);
+
+/// The column copy made from the codes of a row copy, where the tensor is gone: E4M3 with scales rounded up. It is the
+/// copy that the tensor would give wherever an element is normal in its row's block and its column's, and of at least
+/// 2^-6 times both scales; only elements further below a block's largest are rounded twice. Throws UserError for
+/// another format or orientation.
+MXTensor requantize(const MXTensor& row);
 
 /// code * 2^X as float32 or bfloat16; a block with scale 255 is NaN.
 ///

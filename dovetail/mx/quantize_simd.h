@@ -16,7 +16,7 @@ struct QuantizeTarget {
   uint8_t* codes = nullptr;
   uint8_t* scales = nullptr;
   void* values = nullptr;
-  bool wanted() const { return codes || values; }
+  DOVETAIL_HOST_DEVICE bool wanted() const { return codes || values; }
 };
 
 /// x (rows, cols) contiguous. Any of the first two targets together, from one read of x, or the third alone.

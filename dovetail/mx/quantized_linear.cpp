@@ -177,8 +177,9 @@ QuantizedLinear::QuantizedLinear(const LinearRecipe& recipe, std::string name)
   }
 }
 
-void QuantizedLinear::begin_step(uint64_t seed) {
+void QuantizedLinear::begin_step(uint64_t seed, bool count) {
   seed_ = seed;
+  count_ = count;
   backward_calls_ = 0;
   statistics_ = {};
   for (DelayedScale& scale : delayed_) scale.observed = 0;
@@ -193,6 +194,7 @@ void QuantizedLinear::remember_amax(Operand operand, float amax) {
 OperandCopies QuantizedLinear::quantized(Operand operand, const at::Tensor& x, OperandRequest request) {
   const OperandRecipe& how = recipe_.of(operand);
   request.amax = amax_for(operand);
+  request.count = count_;
   OperandCopies copies = quantize_operand(x, how, request);
   DelayedScale& scale = delayed(operand);
   scale.observed = std::max(scale.observed, copies.statistics.amax());
@@ -213,7 +215,9 @@ float QuantizedLinear::amax_for(Operand operand) const {
 }
 
 at::Tensor QuantizedLinear::activation_again(const at::Tensor& rows) {
-  return quantize_operand(rows, recipe_.activation, {.column = true, .amax = amax_for(Operand::kActivation)}).column;
+  return quantize_operand(rows, recipe_.activation,
+                          {.column = true, .amax = amax_for(Operand::kActivation), .count = false})
+      .column;
 }
 
 at::Tensor QuantizedLinear::weight_operand(const at::Tensor& weight, const OperandRequest& request) {
@@ -233,7 +237,7 @@ at::Tensor QuantizedLinear::forward(const at::Tensor& x, const at::Tensor& weigh
         "a quantized Linear computes in float32 or bfloat16; convert x", x);
   check(weight.scalar_type() == x.scalar_type() && weight.device() == x.device(),
         "weight must have x's dtype and device", weight);
-  check(x.is_cpu() || x.is_meta(), "products of quantized operands are emulated on the CPU only; move x", x);
+  check(x.is_cpu() || x.is_cuda() || x.is_meta(), "x must be on the CPU or a GPU", x);
   check(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)), "bias must be (out)", bias);
   check(prologue != nullptr || x.size(-1) == weight.size(1), "the last size of x must be weight's second", x);
   if (x.is_meta()) {

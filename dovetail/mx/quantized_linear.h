@@ -45,15 +45,16 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   using Prologue = at::Tensor (*)(const at::Tensor&);
 
   /// x (..., in), or what `prologue` turns into that; weight (out, in); bias (out) or undefined; float32 or bfloat16,
-  /// all of one dtype, on CPU. y (..., out). The meta device gives shapes. Throws UserError naming the layer.
+  /// all of one dtype, on the CPU or a GPU (microscaling formats only). y (..., out). The meta device gives shapes.
+  /// Throws UserError naming the layer.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {},
                      Prologue prologue = nullptr);
 
   const LinearRecipe& recipe() const { return recipe_; }
 
   /// Begins a step: statistics are empty again, and stochastic rounding follows from `seed` and the order of backward
-  /// calls alone.
-  void begin_step(uint64_t seed);
+  /// calls alone. Without `count` a GPU counts nothing and is not waited for.
+  void begin_step(uint64_t seed, bool count = true);
   const LinearStatistics& statistics() const { return statistics_; }
 
   /// Delayed scaling of an operand: its largest magnitudes in earlier steps, (history) float32 on CPU, newest first,
@@ -86,6 +87,7 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   LinearStatistics statistics_;
   std::array<DelayedScale, 3> delayed_;
   uint64_t seed_ = 0, backward_calls_ = 0;
+  bool count_ = true;
 };
 
 }  // namespace dovetail::mx

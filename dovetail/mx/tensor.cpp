@@ -66,6 +66,19 @@ int64_t MXTensor::packed_bytes() const {
   return defined() ? packed_size(codes_.numel(), element_spec(format_)) + scales_.numel() : 0;
 }
 
+at::Tensor swizzled_scales(const MXTensor& x) {
+  constexpr int64_t kTileRows = 128, kTileBlocks = 4, kQuarter = 32;
+  user_check(x.defined() && x.sizes().size() == 2 && x.orientation() != Orientation::kSquare,
+             "mx: scales are swizzled of a row or column copy of a matrix");
+  const at::Tensor scales = x.orientation() == Orientation::kRow ? x.scales() : x.scales().t();
+  const auto up = [](int64_t size, int64_t to) { return (size + to - 1) / to * to; };
+  const int64_t rows = up(scales.size(0), kTileRows), cols = up(scales.size(1), kTileBlocks);
+  return at::constant_pad_nd(scales, {0, cols - scales.size(1), 0, rows - scales.size(0)})
+      .view({rows / kTileRows, kTileRows / kQuarter, kQuarter, cols / kTileBlocks, kTileBlocks})
+      .permute({0, 3, 2, 1, 4})
+      .reshape({-1});
+}
+
 at::Tensor pack_codes(const at::Tensor& codes_in, Format format) {
   check_bytes("codes", codes_in);
   const ElementSpec& spec = element_spec(format);

@@ -44,6 +44,11 @@ class MXTensor {
 /// Sizes of the scales of a tensor of `sizes`; throws UserError for a scalar, or for square blocks of no matrix.
 std::vector<int64_t> scale_sizes(at::IntArrayRef sizes, Orientation orientation);
 
+/// Scales of a matrix's row or column copy in the layout that native products read (cuBLASLt's VEC32_UE8M0): a uint8
+/// vector of tiles, one for 128 rows (columns of a column copy) by 4 blocks, tiles of the same rows together. Scale
+/// (r, b) of a tile is at 16 (r mod 32) + 4 (r / 32) + b; beyond the matrix they are 0.
+at::Tensor swizzled_scales(const MXTensor& x);
+
 /// Codes (any shape, n of them) for storage: FP6 four codes in three bytes, little-endian (code i in bits 6 i to
 /// 6 i + 5 of its group), FP4 two in a byte, the low half first; 8-bit codes as they are. The last group is filled up
 /// with zeros: ceil(n * bits / 8) bytes.

@@ -6,13 +6,17 @@
 
 namespace dovetail {
 
+void* open_cuda_library(const char* entry) {
+  const auto library = module_path(kCudaLibrary);
+  if (!std::filesystem::exists(library)) return nullptr;
+  return open_module(library, entry,
+                     "it is made for the CUDA of torch 2.11; remove it to do without our kernels on the GPU");
+}
+
 const CudaKernels* cuda_kernels() {
   static const CudaKernels* const kernels = []() -> const CudaKernels* {
-    const auto library = module_path(kCudaLibrary);
-    if (!std::filesystem::exists(library)) return nullptr;
-    void* entry = open_module(library, kCudaEntry,
-                              "it is made for the CUDA of torch 2.11; remove it to do without our kernels on the GPU");
-    return reinterpret_cast<const CudaKernels* (*)()>(entry)();
+    void* entry = open_cuda_library(kCudaEntry);
+    return entry == nullptr ? nullptr : reinterpret_cast<const CudaKernels* (*)()>(entry)();
   }();
   return kernels;
 }

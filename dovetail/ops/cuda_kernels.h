@@ -18,7 +18,10 @@ struct CudaKernels {
 /// Opens the library at the first call, which needs a GPU in use.
 const CudaKernels* cuda_kernels();
 
-/// The library beside ours and its one function, `const CudaKernels* dovetail_cuda_kernels()`.
+/// A function of that library, null in a build without it: each layer with kernels has one.
+void* open_cuda_library(const char* entry);
+
+/// The library beside ours and the function for this table, `const CudaKernels* dovetail_cuda_kernels()`.
 inline constexpr const char* kCudaLibrary = "libdovetail_cuda.so";
 inline constexpr const char* kCudaEntry = "dovetail_cuda_kernels";
 

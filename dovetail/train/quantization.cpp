@@ -191,8 +191,8 @@ std::vector<std::string> Quantization::warnings(const nlohmann::ordered_json& st
   return lines;
 }
 
-void Quantization::begin_step(uint64_t seed) {
-  for (size_t i = 0; i < layers_.size(); ++i) layers_[i]->quantized()->begin_step(mix_seed(seed, i));
+void Quantization::begin_step(uint64_t seed, bool count) {
+  for (size_t i = 0; i < layers_.size(); ++i) layers_[i]->quantized()->begin_step(mix_seed(seed, i), count);
 }
 
 void Quantization::end_step(Group& group) {

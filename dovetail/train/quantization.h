@@ -33,8 +33,8 @@ class Quantization {
   Quantization(GPT& model, const PrecisionSection& config, const std::string& name);
 
   /// Before a step's first forward pass. Stochastic rounding follows from `seed`, the layer's place and the order of
-  /// its backward calls.
-  void begin_step(uint64_t seed);
+  /// its backward calls. `count`: whether `statistics` of the step will be read.
+  void begin_step(uint64_t seed, bool count = true);
 
   /// After a step that was not skipped: puts its largest magnitudes, over all ranks, where delayed scaling reads them.
   void end_step(Group& group);

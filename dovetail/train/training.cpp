@@ -89,7 +89,8 @@ bool Training::train_step(StepTimings& timings) {
   const at::Tensor tokens = loader_->step(state_.step);
   const double data_s = now_seconds() - begin_s;
   quantization_->begin_step(mix_seed(mix_seed(static_cast<uint64_t>(config.run.seed), static_cast<uint64_t>(number)),
-                                     static_cast<uint64_t>(group_->rank())));
+                                     static_cast<uint64_t>(group_->rank())),
+                            quantization_report_due(number));
   const StepOutcome outcome = step_->run(tokens, lr, stop_requested() || time_is_up());
   if (!outcome.skipped) quantization_->end_step(*group_);
   const double step_s = now_seconds() - begin_s;
@@ -130,10 +131,14 @@ void Training::evaluate_if_due(StepTimings& timings) {
   timings.evaluation_ms = 1e3 * (now_seconds() - begin_s);
 }
 
-void Training::report_quantization() {
+bool Training::quantization_report_due(int64_t step) const {
   const int64_t every = run_.config.log.quantization_every;
-  if (!output_ || every == 0 || quantization_->layers().empty()) return;
-  if (!complete() && state_.step % every != 0) return;
+  if (!output_ || every == 0 || quantization_->layers().empty()) return false;
+  return step % every == 0 || step >= run_.config.train.steps;
+}
+
+void Training::report_quantization() {
+  if (!quantization_report_due(state_.step)) return;
   const nlohmann::ordered_json statistics = quantization_->statistics(state_.step);
   output_->write_quantization(statistics);
   for (const std::string& line : quantization_->warnings(statistics)) output_->warn(line);

@@ -40,6 +40,7 @@ class Training {
   bool advance();
   bool train_step(StepTimings& timings);
   void evaluate_if_due(StepTimings& timings);
+  bool quantization_report_due(int64_t step) const;
   /// Records and warns of what quantization did in the step.
   void report_quantization();
   /// Warns of a skipped step; throws when there were too many in a row.

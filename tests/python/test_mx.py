@@ -124,3 +124,11 @@ def test_scales_and_codes_are_those_of_torchao(format, mode, dtype):
         if format == "e2m1":
             ours = ours[:, ::2] | ours[:, 1::2] << 4
         assert torch.equal(ours, codes.view(torch.uint8))
+
+
+@pytest.mark.parametrize("shape", [(128, 4), (1, 1), (130, 5), (300, 9)])
+def test_swizzled_scales_are_torchaos_blocked_ones(shape):
+    utils = pytest.importorskip("torchao.prototype.mx_formats.utils")
+    scales = torch.randint(0, 255, shape, dtype=torch.uint8)
+    expected = utils.to_blocked(scales, use_triton_kernel=False).flatten()
+    assert torch.equal(torch.ops.dovetail.mx_swizzle_scales(scales), expected)

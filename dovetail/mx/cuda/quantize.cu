@@ -1,0 +1,360 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "dovetail/base/philox.h"
+#include "dovetail/base/rng.h"
+#include "dovetail/mx/cuda/launch.h"
+
+// A GPU multiplies and adds subnormal numbers exactly and at full rate, so nothing is left to the codec but stochastic
+// rounding: the arithmetic is that of quantize_inl.h.
+namespace dovetail::mx::cuda {
+namespace {
+
+constexpr int kTileRows = 32, kTileCols = 128, kWarps = 8, kThreads = 32 * kWarps;
+/// Of one thread: rows 4 w to 4 w + 3 of the tile, w its warp, and columns 4 l to 4 l + 3, l its lane.
+constexpr int kSide = 4;
+constexpr unsigned kAll = 0xffffffff;
+
+/// Constants of one format; see quantize_inl.h.
+struct Encoder {
+  explicit Encoder(const ElementSpec& s)
+      : spec(s),
+        shift(static_cast<uint32_t>(bits::kFractionBits - s.mantissa_bits)),
+        min_normal(static_cast<uint32_t>(s.min_exponent + bits::kExponentBias) << bits::kFractionBits),
+        code_mask((1u << (s.bits - 1)) - 1),
+        max_bits(static_cast<uint32_t>(s.max_exponent + bits::kExponentBias) << bits::kFractionBits | s.max_fraction),
+        magic((shift << bits::kFractionBits) + ((0u - (min_normal >> shift)) & 0xff)) {}
+  ElementSpec spec;
+  uint32_t shift, min_normal, code_mask, max_bits, magic;
+};
+
+struct Problem {
+  QuantizeProblem p;
+  Encoder f;
+  bool wide;  ///< four neighbours move at once, which needs columns in fours and aligned memory
+  Counts* partial;
+};
+
+/// The power of two of a scale byte; 2^-127 is subnormal.
+__device__ float power_of_two(int byte) {
+  return __uint_as_float(byte == 0 ? 1u << 22 : static_cast<uint32_t>(byte) << 23);
+}
+
+__device__ uint32_t load_one(const QuantizeProblem& p, int64_t index) {
+  switch (p.source) {
+    case Source::kFloat32:
+      return static_cast<const uint32_t*>(p.x)[index];
+    case Source::kBFloat16:
+      return static_cast<uint32_t>(static_cast<const uint16_t*>(p.x)[index]) << 16;
+    case Source::kFloat16:
+      return __float_as_uint(__half2float(static_cast<const __half*>(p.x)[index]));
+  }
+  return 0;
+}
+
+/// Four neighbours, zeros beyond the row's end.
+__device__ void load_four(const Problem& k, int64_t row, int64_t col, uint32_t (&x)[kSide]) {
+  const QuantizeProblem& p = k.p;
+  const int64_t index = row * p.cols + col;
+  if (k.wide && row < p.rows && col < p.cols) {
+    if (p.source == Source::kFloat32) {
+      const uint4 v = *reinterpret_cast<const uint4*>(static_cast<const uint32_t*>(p.x) + index);
+      x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+      return;
+    }
+    if (p.source == Source::kBFloat16) {
+      const uint2 v = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(p.x) + index);
+      x[0] = v.x << 16, x[1] = v.x & 0xffff0000, x[2] = v.y << 16, x[3] = v.y & 0xffff0000;
+      return;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kSide; ++j) x[j] = row < p.rows && col + j < p.cols ? load_one(p, index + j) : 0;
+}
+
+/// A block's largest magnitude, and whether it holds a NaN or an infinity, in one number that a maximum joins: the sign
+/// bit says so, and the rest is the largest finite magnitude.
+__device__ uint32_t summary(uint32_t x) {
+  const uint32_t magnitude = x & bits::kMagnitude;
+  return magnitude >= bits::kInfinity ? bits::kSign : magnitude;
+}
+__device__ uint32_t join(uint32_t a, uint32_t b) {
+  return ((a | b) & bits::kSign) | max(a & bits::kMagnitude, b & bits::kMagnitude);
+}
+
+/// What becomes of the elements of one block.
+struct Block {
+  int byte;  ///< its scale; 255 if it is poisoned
+  uint32_t amax;
+  bool non_finite;
+};
+__device__ Block make_block(const Problem& k, uint32_t joined) {
+  const bool non_finite = (joined & bits::kSign) != 0;
+  const uint32_t amax = joined & bits::kMagnitude;
+  if (non_finite && !k.p.saturate_non_finite) return {kScaleNan, amax, true};
+  return {scale_byte(amax, k.f.spec, k.p.addend), amax, non_finite};
+}
+
+__device__ void count_block(const Problem& k, const Block& block, Counts& counts) {
+  counts.non_finite_blocks += block.non_finite;
+  if (block.byte == kScaleNan) return;
+  counts.zero_blocks += block.amax == 0;
+  counts.amax_bits = max(counts.amax_bits, block.amax);
+  if (block.amax != 0) {
+    counts.min_scale = min(counts.min_scale, static_cast<uint32_t>(block.byte));
+    counts.max_scale = max(counts.max_scale, static_cast<uint32_t>(block.byte));
+    counts.floor_saturated_blocks += saturates(block.amax, scale_byte(block.amax, k.f.spec, 0), k.f.spec);
+  }
+  counts.saturating_blocks += block.non_finite || saturates(block.amax, block.byte, k.f.spec);
+}
+
+struct Encoded {
+  uint8_t code;
+  float value;  ///< code times scale
+};
+
+template <bool kCounting>
+__device__ Encoded encode_element(const Problem& k, uint32_t x, const Block& block, uint64_t index, Counts& counts) {
+  if (block.byte == kScaleNan) return {0, __uint_as_float(bits::kQuietNan)};
+  const float inverse = power_of_two(kLargestScale - block.byte), scale = power_of_two(block.byte);
+  const uint32_t magnitude = x & bits::kMagnitude, sign = x & bits::kSign;
+  const float scaled = __fmul_rn(__uint_as_float(magnitude), inverse);
+  uint32_t code;
+  float rounded;
+  if (k.p.stochastic) {
+    const PhiloxWords words = philox_words(k.p.seed, index / 4, static_cast<uint64_t>(RandomStream::kQuantize));
+    code = encode_magnitude(magnitude, block.byte, k.f.spec, {true, words.word[index % 4]});
+    rounded = __uint_as_float(decode(static_cast<uint8_t>(code), kScaleBias, k.f.spec));
+  } else {
+    const uint32_t t = min(__float_as_uint(scaled), k.f.max_bits);
+    const uint32_t place = max(t, k.f.min_normal) & bits::kInfinity;
+    const float step = __uint_as_float(place + k.f.magic), sum = __fadd_rn(__uint_as_float(t), step);
+    rounded = __fsub_rn(sum, step);
+    code = (__float_as_uint(sum) + (place >> k.f.shift)) & k.f.code_mask;
+  }
+  if constexpr (kCounting) {
+    const bool finite = magnitude < bits::kInfinity;
+    counts.underflows += magnitude != 0 && rounded == 0;
+    counts.saturations += !finite || saturates(magnitude, block.byte, k.f.spec);
+    if (finite) {
+      const double value = __uint_as_float(magnitude);
+      const double difference = value - static_cast<double>(rounded) * scale;
+      counts.signal += value * value;
+      counts.error += difference * difference;
+    }
+  }
+  const uint32_t value_sign = k.f.spec.twos_complement && rounded == 0 ? 0 : sign;
+  return {signed_code(code, sign != 0, k.f.spec),
+          __uint_as_float(__float_as_uint(__fmul_rn(rounded, scale)) | value_sign)};
+}
+
+/// Four neighbours of a row to where they are wanted.
+__device__ void store_four(const Problem& k, const QuantizeTarget& target, int64_t row, int64_t col,
+                           const Encoded (&e)[kSide]) {
+  const QuantizeProblem& p = k.p;
+  const int64_t index = row * p.cols + col;
+  if (k.wide) {
+    if (!target.values) {
+      *reinterpret_cast<uchar4*>(target.codes + index) = make_uchar4(e[0].code, e[1].code, e[2].code, e[3].code);
+    } else if (p.source == Source::kFloat32) {
+      *reinterpret_cast<float4*>(static_cast<float*>(target.values) + index) =
+          make_float4(e[0].value, e[1].value, e[2].value, e[3].value);
+    } else {
+      uint2 v;
+      v.x = round_to_bfloat16(__float_as_uint(e[0].value)) | round_to_bfloat16(__float_as_uint(e[1].value)) << 16;
+      v.y = round_to_bfloat16(__float_as_uint(e[2].value)) | round_to_bfloat16(__float_as_uint(e[3].value)) << 16;
+      *reinterpret_cast<uint2*>(static_cast<uint16_t*>(target.values) + index) = v;
+    }
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < kSide; ++j) {
+    if (col + j >= p.cols) return;
+    if (!target.values) {
+      target.codes[index + j] = e[j].code;
+    } else if (p.source == Source::kFloat32) {
+      static_cast<float*>(target.values)[index + j] = e[j].value;
+    } else {
+      static_cast<uint16_t*>(target.values)[index + j] = round_to_bfloat16(__float_as_uint(e[j].value));
+    }
+  }
+}
+
+__device__ void add(Counts& a, const Counts& b) {
+  a.zero_blocks += b.zero_blocks;
+  a.non_finite_blocks += b.non_finite_blocks;
+  a.underflows += b.underflows;
+  a.saturations += b.saturations;
+  a.saturating_blocks += b.saturating_blocks;
+  a.floor_saturated_blocks += b.floor_saturated_blocks;
+  a.amax_bits = max(a.amax_bits, b.amax_bits);
+  a.min_scale = min(a.min_scale, b.min_scale);
+  a.max_scale = max(a.max_scale, b.max_scale);
+  a.signal += b.signal;
+  a.error += b.error;
+}
+__device__ Counts no_counts() { return {0, 0, 0, 0, 0, 0, 0, 255, 0, 0, 0}; }
+
+/// The sum over the threads of a block, in the order of a tree, at thread 0.
+__device__ void sum_over_threads(Counts counts, Counts* to) {
+  __shared__ Counts of_threads[kThreads];
+  __syncthreads();
+  of_threads[threadIdx.x] = counts;
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) add(of_threads[threadIdx.x], of_threads[threadIdx.x + half]);
+  }
+  if (threadIdx.x == 0) *to = of_threads[0];
+}
+
+__device__ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/// A tile of 32 x 128, which holds whole blocks of every orientation: x is read once and stays in registers.
+template <bool kCounting>
+__global__ void __launch_bounds__(kThreads) quantize_kernel(const __grid_constant__ Problem k) {
+  __shared__ uint32_t of_warps[kWarps][kTileCols];
+  const QuantizeProblem& p = k.p;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t tile_cols = ceil_div(p.cols, kTileCols), tile = blockIdx.x;
+  const int64_t top = tile / tile_cols * kTileRows, row = top + kSide * warp;
+  const int64_t col = tile % tile_cols * kTileCols + kSide * lane;
+  Counts first = no_counts(), second = no_counts();
+  uint32_t x[kSide][kSide], joined[kSide] = {};
+#pragma unroll
+  for (int r = 0; r < kSide; ++r) load_four(k, row + r, col, x[r]);
+#pragma unroll
+  for (int r = 0; r < kSide; ++r) {
+#pragma unroll
+    for (int j = 0; j < kSide; ++j) joined[j] = join(joined[j], summary(x[r][j]));
+  }
+  const bool inside = col < p.cols;
+  Encoded encoded[kSide];
+
+  if (p.row.wanted()) {
+#pragma unroll
+    for (int r = 0; r < kSide; ++r) {
+      uint32_t most = 0;
+#pragma unroll
+      for (int j = 0; j < kSide; ++j) most = join(most, summary(x[r][j]));
+#pragma unroll
+      for (int step = 1; step < kBlock / kSide; step *= 2) most = join(most, __shfl_xor_sync(kAll, most, step));
+      const Block block = make_block(k, most);
+      const int64_t index = (row + r) * p.cols + col;
+      if (!inside || row + r >= p.rows) continue;  // no lane leaves: shuffles above are done
+      if (lane % (kBlock / kSide) == 0) {
+        p.row.scales[(row + r) * ceil_div(p.cols, kBlock) + col / kBlock] = static_cast<uint8_t>(block.byte);
+        if constexpr (kCounting) count_block(k, block, first);
+      }
+#pragma unroll
+      for (int j = 0; j < kSide; ++j)
+        encoded[j] = encode_element<kCounting>(k, x[r][j], block, static_cast<uint64_t>(index + j), first);
+      store_four(k, p.row, row + r, col, encoded);
+    }
+  }
+  if (p.column.wanted()) {
+#pragma unroll
+    for (int j = 0; j < kSide; ++j) of_warps[warp][kSide * lane + j] = joined[j];
+    __syncthreads();
+    Block block[kSide];
+#pragma unroll
+    for (int j = 0; j < kSide; ++j) {
+      uint32_t most = 0;
+      for (int w = 0; w < kWarps; ++w) most = join(most, of_warps[w][kSide * lane + j]);
+      block[j] = make_block(k, most);
+      if (warp != 0 || col + j >= p.cols) continue;
+      p.column.scales[top / kBlock * p.cols + col + j] = static_cast<uint8_t>(block[j].byte);
+      if constexpr (kCounting) count_block(k, block[j], second);
+    }
+#pragma unroll
+    for (int r = 0; r < kSide; ++r) {
+      if (!inside || row + r >= p.rows) continue;
+      const int64_t index = (row + r) * p.cols + col;
+#pragma unroll
+      for (int j = 0; j < kSide; ++j)
+        encoded[j] = encode_element<kCounting>(k, x[r][j], block[j], static_cast<uint64_t>(index + j), second);
+      store_four(k, p.column, row + r, col, encoded);
+    }
+  }
+  if (p.square.wanted()) {
+    uint32_t most = join(join(joined[0], joined[1]), join(joined[2], joined[3]));
+#pragma unroll
+    for (int step = 1; step < kBlock / kSide; step *= 2) most = join(most, __shfl_xor_sync(kAll, most, step));
+    of_warps[warp][lane] = most;
+    __syncthreads();
+    for (int w = 0; w < kWarps; ++w) most = join(most, of_warps[w][lane]);
+    const Block block = make_block(k, most);
+    if (warp == 0 && lane % (kBlock / kSide) == 0 && inside) {
+      p.square.scales[top / kBlock * ceil_div(p.cols, kBlock) + col / kBlock] = static_cast<uint8_t>(block.byte);
+      if constexpr (kCounting) count_block(k, block, first);
+    }
+#pragma unroll
+    for (int r = 0; r < kSide; ++r) {
+      if (!inside || row + r >= p.rows) continue;
+      const int64_t index = (row + r) * p.cols + col;
+#pragma unroll
+      for (int j = 0; j < kSide; ++j)
+        encoded[j] = encode_element<kCounting>(k, x[r][j], block, static_cast<uint64_t>(index + j), first);
+      store_four(k, p.square, row + r, col, encoded);
+    }
+  }
+  if constexpr (kCounting) {
+    sum_over_threads(first, k.partial + 2 * tile);
+    sum_over_threads(second, k.partial + 2 * tile + 1);
+  }
+}
+
+/// Both sums over all tiles, by one block.
+__global__ void __launch_bounds__(kThreads) sum_kernel(const Counts* partial, int64_t count, Counts* sums) {
+  for (int which = 0; which < 2; ++which) {
+    Counts mine = no_counts();
+    for (int64_t i = threadIdx.x; i < count; i += kThreads) add(mine, partial[2 * i + which]);
+    sum_over_threads(mine, sums + which);
+  }
+}
+
+template <class T>
+__global__ void dequantize_kernel(const DequantizeProblem p, T* y) {
+  const int64_t scale_cols = ceil_div(p.cols, p.col_block), stride = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < p.rows * p.cols; i += stride) {
+    const int scale = p.scales[i / p.cols / p.row_block * scale_cols + i % p.cols / p.col_block];
+    const uint32_t value = decode(p.codes[i], scale, p.spec);
+    if constexpr (sizeof(T) == 4) {
+      y[i] = __uint_as_float(value);
+    } else {
+      y[i] = round_to_bfloat16(value);
+    }
+  }
+}
+
+template <class T>
+void launch_dequantize(const DequantizeProblem& p, T* y, cudaStream_t stream) {
+  constexpr int64_t kMostBlocks = 1 << 16;
+  const int64_t blocks = (p.rows * p.cols + kThreads - 1) / kThreads;
+  dequantize_kernel<<<static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks), kThreads, 0, stream>>>(p, y);
+}
+
+}  // namespace
+
+int64_t tiles(const QuantizeProblem& p) {
+  return ((p.rows + kTileRows - 1) / kTileRows) * ((p.cols + kTileCols - 1) / kTileCols);
+}
+
+void quantize(const QuantizeProblem& problem, Counts* partial, Counts* sums, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(tiles(problem));
+  const auto aligned = [](const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 16 == 0; };
+  bool wide = problem.cols % kSide == 0 && aligned(problem.x);
+  for (const QuantizeTarget* target : {&problem.row, &problem.column, &problem.square})
+    wide = wide && aligned(target->codes) && aligned(target->values);
+  const Problem k = {problem, Encoder(problem.spec), wide, partial};
+  if (partial == nullptr) {
+    quantize_kernel<false><<<blocks, kThreads, 0, stream>>>(k);
+  } else {
+    quantize_kernel<true><<<blocks, kThreads, 0, stream>>>(k);
+    sum_kernel<<<1, kThreads, 0, stream>>>(partial, blocks, sums);
+  }
+}
+
+void dequantize(const DequantizeProblem& p, float* y, cudaStream_t stream) { launch_dequantize(p, y, stream); }
+void dequantize(const DequantizeProblem& p, uint16_t* y, cudaStream_t stream) { launch_dequantize(p, y, stream); }
+
+}  // namespace dovetail::mx::cuda

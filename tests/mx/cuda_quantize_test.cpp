@@ -1,0 +1,120 @@
+// ctest-labels: cuda
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "dovetail/base/gpu.h"
+#include "dovetail/mx/cuda_kernels.h"
+#include "dovetail/mx/quantize.h"
+#include "dovetail/mx/quantized_linear.h"
+#include "tests/mx/blocks.h"
+
+namespace dovetail::mx {
+namespace {
+
+constexpr Format kFormats[] = {Format::kE4M3, Format::kE5M2, Format::kE3M2,
+                               Format::kE2M3, Format::kE2M1, Format::kInt8};
+
+class CudaQuantize : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+    if (cuda_kernels() == nullptr) GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
+  }
+};
+
+bool same_bits(const at::Tensor& gpu, const at::Tensor& cpu) {
+  if (!cpu.defined()) return !gpu.defined();
+  return bits_of_tensor(gpu.cpu()) == bits_of_tensor(cpu);
+}
+
+void expect_same(const Statistics& gpu, const Statistics& cpu) {
+  EXPECT_EQ(gpu.elements, cpu.elements);
+  EXPECT_EQ(gpu.blocks, cpu.blocks);
+  EXPECT_EQ(gpu.zero_blocks, cpu.zero_blocks);
+  EXPECT_EQ(gpu.non_finite_blocks, cpu.non_finite_blocks);
+  EXPECT_EQ(gpu.underflows, cpu.underflows);
+  EXPECT_EQ(gpu.saturations, cpu.saturations);
+  EXPECT_EQ(gpu.saturating_blocks, cpu.saturating_blocks);
+  EXPECT_EQ(gpu.floor_saturated_blocks, cpu.floor_saturated_blocks);
+  EXPECT_EQ(gpu.amax_bits, cpu.amax_bits);
+  EXPECT_EQ(gpu.min_scale, cpu.min_scale);
+  EXPECT_EQ(gpu.max_scale, cpu.max_scale);
+  EXPECT_NEAR(gpu.signal, cpu.signal, 1e-4 * cpu.signal);
+  EXPECT_NEAR(gpu.error, cpu.error, 1e-3 * cpu.error);
+}
+
+void expect_same(const at::Tensor& x, const QuantizeSpec& spec) {
+  const Quantized cpu = quantize(x, spec), gpu = quantize(x.to(at::kCUDA), spec);
+  const auto copies = [](const MXTensor& a, const MXTensor& b) {
+    ASSERT_EQ(a.defined(), b.defined());
+    if (!b.defined()) return;
+    EXPECT_TRUE(at::equal(a.codes().cpu(), b.codes()));
+    EXPECT_TRUE(at::equal(a.scales().cpu(), b.scales()));
+    for (const auto dtype : {at::kFloat, at::kBFloat16})
+      EXPECT_TRUE(same_bits(dequantize(a, dtype).nan_to_num(-1), dequantize(b, dtype).nan_to_num(-1)));
+  };
+  copies(gpu.row, cpu.row);
+  copies(gpu.column, cpu.column);
+  copies(gpu.square, cpu.square);
+  EXPECT_TRUE(same_bits(gpu.row_values, cpu.row_values));
+  EXPECT_TRUE(same_bits(gpu.column_values, cpu.column_values));
+  EXPECT_TRUE(same_bits(gpu.square_values, cpu.square_values));
+  expect_same(gpu.row_statistics, cpu.row_statistics);
+  expect_same(gpu.column_statistics, cpu.column_statistics);
+  expect_same(gpu.square_statistics, cpu.square_statistics);
+}
+
+TEST_F(CudaQuantize, MakesTheBitsAndCountsOfTheCpu) {
+  uint64_t seed = 1;
+  for (const auto& [rows, cols] : {std::pair(1, 1), {31, 33}, {32, 128}, {65, 260}, {127, 131}, {3, 4096}}) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      for (const Format format : kFormats) {
+        for (const ScaleMode mode : {ScaleMode::kRoundUp, ScaleMode::kFloor, ScaleMode::kCeil, ScaleMode::kEven}) {
+          for (const Copies copies : {Copies::kRow, Copies::kColumn, Copies::kRowAndColumn, Copies::kSquare}) {
+            SCOPED_TRACE(::testing::Message() << rows << " x " << cols << " " << name(format) << " " << name(mode));
+            const auto non_finite = seed % 2 == 0 ? NonFinite::kPoison : NonFinite::kSaturate;
+            QuantizeSpec spec = {.format = format, .scale_mode = mode, .non_finite = non_finite, .copies = copies};
+            const at::Tensor x = seed % 3 == 0 ? adversarial_values({rows, cols}, seed, format, true, dtype)
+                                               : ordinary_values({rows, cols}, seed, dtype);
+            ++seed;
+            spec.row_values = spec.column_values = spec.square_values = dtype != at::kHalf && seed % 5 == 0;
+            if (seed % 7 == 0) {
+              spec.rounding = Rounding::kStochastic;
+              spec.seed = seed;
+            }
+            expect_same(x, spec);
+            if (HasFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaQuantize, TakesViewsAndCountsOnlyWhenAsked) {
+  const at::Tensor x = ordinary_values({70, 301}, 3, at::kFloat);
+  expect_same(x.t(), {});
+  expect_same(x.slice(1, 1), {.copies = Copies::kRowAndColumn});
+  expect_same(x.view({7, 10, 301}), {.copies = Copies::kColumn});
+  const Quantized made = quantize(x.to(at::kCUDA), {.count = false});
+  EXPECT_EQ(made.row_statistics.elements, 0);
+  EXPECT_TRUE(at::equal(made.row.codes().cpu(), quantize(x).row.codes()));
+}
+
+TEST_F(CudaQuantize, ALinearOnAGpuIsThatOfTheCpu) {
+  const LinearRecipe recipe = find_recipe(built_in_recipes(), "mxfp8").linear;
+  const auto run = [&](at::Device device) {
+    const auto linear = std::make_shared<QuantizedLinear>(recipe, "x");
+    const at::Tensor x = ordinary_values({70, 96}, 1, at::kFloat).to(device).requires_grad_();
+    const at::Tensor weight = ordinary_values({64, 96}, 2, at::kFloat).to(device).requires_grad_();
+    const at::Tensor y = linear->forward(x, weight);
+    y.backward(ordinary_values({70, 64}, 3, at::kFloat).to(device));
+    return std::vector<at::Tensor>{y.detach().cpu(), x.grad().cpu(), weight.grad().cpu()};
+  };
+  const auto cpu = run(at::kCPU), gpu = run(at::kCUDA);
+  for (size_t i = 0; i < cpu.size(); ++i)
+    EXPECT_LT((gpu[i] - cpu[i]).norm().item<double>(), 1e-5 * cpu[i].norm().item<double>());
+}
+
+}  // namespace
+}  // namespace dovetail::mx
