@@ -21,7 +21,8 @@ uint64_t finalise(uint64_t z) {
 }
 
 uint64_t word64(const std::array<uint32_t, 4>& words, int half) {
-  return words[static_cast<size_t>(2 * half)] | uint64_t{words[static_cast<size_t>(2 * half + 1)]} << 32;
+  const size_t low = 2 * static_cast<size_t>(half);
+  return words[low] | uint64_t{words[low + 1]} << 32;
 }
 
 // Retries of one draw take the upper half of the counter's high word, which streams do not reach.
