@@ -18,11 +18,9 @@ std::string scales_name(const std::string& name) { return name + ".scales"; }
 void put_mx_tensor(const std::string& name, const mx::MXTensor& x, SafetensorsContent& content) {
   content.tensors[codes_name(name)] = mx::pack_codes(x.codes(), x.format());
   content.tensors[scales_name(name)] = x.scales();
-  content.metadata[name] = nlohmann::ordered_json{
-      {"format", mx::name(x.format())},
-      {"orientation", mx::name(x.orientation())},
-      {"shape",
-       x.sizes().vec()}}.dump();
+  const nlohmann::ordered_json metadata = {
+      {"format", mx::name(x.format())}, {"orientation", mx::name(x.orientation())}, {"shape", x.sizes().vec()}};
+  content.metadata[name] = metadata.dump();
 }
 
 mx::MXTensor read_mx_tensor(const SafetensorsFile& file, const std::string& name) {

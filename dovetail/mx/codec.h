@@ -35,6 +35,11 @@ constexpr uint32_t kQuietNan = 0x7fc00000;
 constexpr int kFractionBits = 23, kExponentBias = 127;
 }  // namespace bits
 
+/// The format's largest number, as the bits of a float32.
+DOVETAIL_HOST_DEVICE constexpr uint32_t largest_bits(const ElementSpec& spec) {
+  return static_cast<uint32_t>(spec.max_exponent + bits::kExponentBias) << bits::kFractionBits | spec.max_fraction;
+}
+
 /// A finite positive number as significand * 2^(exponent - 23), significand in [2^23, 2^24); zero has significand 0.
 struct Magnitude {
   uint32_t significand;

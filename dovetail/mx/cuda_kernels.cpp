@@ -5,10 +5,7 @@
 namespace dovetail::mx {
 
 const CudaKernels* cuda_kernels() {
-  static const CudaKernels* const kernels = []() -> const CudaKernels* {
-    void* entry = open_cuda_library(kCudaEntry);
-    return entry == nullptr ? nullptr : reinterpret_cast<const CudaKernels* (*)()>(entry)();
-  }();
+  static const auto* const kernels = cuda_kernel_table<CudaKernels>(kCudaEntry);
   return kernels;
 }
 

@@ -25,8 +25,8 @@ struct Layout {
 /// A tensor of these sizes as the matrix in which its blocks lie.
 Layout layout_of(at::IntArrayRef sizes, Float8Blocks blocks) {
   const int64_t elements = c10::multiply_integers(sizes);
-  const int64_t first = blocks == Float8Blocks::kColumn ? sizes[0] : elements / std::max<int64_t>(sizes.back(), 1);
-  const int64_t rows = first, cols = elements / std::max<int64_t>(first, 1);
+  const int64_t rows = blocks == Float8Blocks::kColumn ? sizes[0] : elements / std::max<int64_t>(sizes.back(), 1);
+  const int64_t cols = elements / std::max<int64_t>(rows, 1);
   switch (blocks) {
     case Float8Blocks::kTensor:
       return {rows, cols, std::max<int64_t>(rows, 1), std::max<int64_t>(cols, 1)};
@@ -49,19 +49,6 @@ std::vector<int64_t> float8_scale_sizes(at::IntArrayRef sizes, Float8Blocks bloc
   return result;
 }
 
-uint32_t load_bits(const Float8Problem& p, int64_t index) {
-  if (p.source == Source::kFloat32) return static_cast<const uint32_t*>(p.x)[index];
-  return static_cast<uint32_t>(static_cast<const uint16_t*>(p.x)[index]) << 16;
-}
-
-/// Calls visit(row-major index, column within the piece).
-template <class Visit>
-void for_each_element(const Float8Problem& p, PieceRange piece, Visit visit) {
-  for (int64_t row = piece.row; row < piece.row + piece.rows; ++row) {
-    for (int64_t i = 0; i < piece.cols; ++i) visit(row * p.cols + piece.col + i, i);
-  }
-}
-
 void check_input(const at::Tensor& x, const Float8Spec& spec) {
   user_check(x.defined(), "mx::quantize_float8: x is undefined");
   user_check(spec.format == Format::kE4M3 || spec.format == Format::kE5M2,
@@ -79,16 +66,18 @@ void check_input(const at::Tensor& x, const Float8Spec& spec) {
 }  // namespace
 
 void raise_column_maxima(const Float8Problem& p, PieceRange piece, uint32_t* most) {
-  for_each_element(p, piece, [&](int64_t index, int64_t column) {
-    most[column] = std::max(most[column], load_bits(p, index) & bits::kMagnitude);
+  for_each_element(p.cols, piece, [&](int64_t index) {
+    uint32_t& of_column = most[index % p.cols - piece.col];
+    of_column = std::max(of_column, load_bits(p.source, p.x, index) & bits::kMagnitude);
   });
 }
 
 void encode_float8_piece(const Float8Problem& p, PieceRange piece, const ColumnScales& scales, Statistics& statistics) {
   constexpr int kOne = kScaleBias;
-  for_each_element(p, piece, [&](int64_t index, int64_t column) {
+  for_each_element(p.cols, piece, [&](int64_t index) {
+    const int64_t column = index % p.cols - piece.col;
     const float factor = scales.factor[column], scale = scales.scale[column];
-    const uint32_t x = factor == 0 ? 0 : load_bits(p, index);
+    const uint32_t x = factor == 0 ? 0 : load_bits(p.source, p.x, index);
     const float scaled = std::bit_cast<float>(x) * factor;
     const uint8_t code = encode(std::bit_cast<uint32_t>(scaled) | (x & bits::kSign), kOne, p.spec);
     const float element = std::bit_cast<float>(decode(code, kOne, p.spec)), value = element * scale;

@@ -151,8 +151,7 @@ BlockScale choose_scale(const Float8Problem& p, uint32_t most, Statistics& stati
     return {0, std::numeric_limits<float>::quiet_NaN()};
   }
   const float amax = p.amax > 0 ? p.amax : std::bit_cast<float>(most);
-  const uint32_t max_bits = static_cast<uint32_t>(p.spec.max_exponent + bits::kExponentBias) << bits::kFractionBits;
-  float factor = std::bit_cast<float>(max_bits | p.spec.max_fraction) / std::max(amax, kSmallestAmax);
+  float factor = std::bit_cast<float>(largest_bits(p.spec)) / std::max(amax, kSmallestAmax);
   if (p.power_of_two) factor = std::bit_cast<float>(std::bit_cast<uint32_t>(factor) & bits::kInfinity);
   const float scale = 1 / factor;
   statistics.amax_bits = std::max(statistics.amax_bits, most);

@@ -84,10 +84,7 @@ Enum parse(std::string_view what, std::string_view text, const std::array<std::s
 
 const ElementSpec& element_spec(Format format) { return kSpecs[static_cast<size_t>(format)]; }
 
-float largest_number(Format format) {
-  const ElementSpec& spec = element_spec(format);
-  return std::bit_cast<float>(decode(static_cast<uint8_t>(spec.max_code), kScaleBias, spec));
-}
+float largest_number(Format format) { return std::bit_cast<float>(largest_bits(element_spec(format))); }
 
 uint32_t scale_addend(const ElementSpec& spec, ScaleMode mode) {
   switch (mode) {

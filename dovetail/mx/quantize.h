@@ -54,10 +54,9 @@ Quantized quantize(const at::Tensor& x, const QuantizeSpec& spec = {});
 /// or format, or is one of values.
 void quantize_into(const at::Tensor& x, const QuantizeSpec& spec, Quantized& out);
 
-/// The column copy made from the codes of a row copy, where the tensor is gone: E4M3 with scales rounded up. It is the
-/// copy that the tensor would give wherever an element is normal in its row's block and its column's, and of at least
-/// 2^-6 times both scales; only elements further below a block's largest are rounded twice. Throws UserError for
-/// another format or orientation.
+/// The column copy made from the codes of a row copy, where the tensor is gone: E4M3 with scales rounded up. Elements
+/// of at least 2^-6 times the scales of their row's and their column's block, where E4M3 is normal, are what the
+/// tensor's own column copy holds; smaller ones are rounded twice. Throws UserError for another format or orientation.
 MXTensor requantize(const MXTensor& row);
 
 /// code * 2^X as float32 or bfloat16; a block with scale 255 is NaN.

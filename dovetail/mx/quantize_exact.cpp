@@ -10,26 +10,6 @@ namespace dovetail::mx {
 
 namespace {
 
-/// The bits of the same number as float32; every float16 is one.
-uint32_t widen_float16(uint16_t half) {
-  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, field = half >> 10 & 31, low = half & 0x3ff;
-  if (field == 31) return sign | bits::kInfinity | low << 13;
-  if (field == 0) return sign | assemble(low, -24);
-  return sign | (field + 127 - 15) << bits::kFractionBits | low << 13;
-}
-
-uint32_t load_bits(const QuantizeProblem& p, int64_t index) {
-  switch (p.source) {
-    case Source::kFloat32:
-      return static_cast<const uint32_t*>(p.x)[index];
-    case Source::kBFloat16:
-      return static_cast<uint32_t>(static_cast<const uint16_t*>(p.x)[index]) << 16;
-    case Source::kFloat16:
-      return widen_float16(static_cast<const uint16_t*>(p.x)[index]);
-  }
-  return 0;
-}
-
 /// What a code under a scale byte is to the target.
 void put(const QuantizeProblem& p, const QuantizeTarget& target, int64_t index, uint8_t code, int byte) {
   if (!target.values) {
@@ -46,13 +26,6 @@ double value_of(uint32_t float_bits) {
   const Magnitude x = normalize(float_bits & bits::kMagnitude);
   const double magnitude = std::ldexp(static_cast<double>(x.significand), x.exponent - bits::kFractionBits);
   return float_bits & bits::kSign ? -magnitude : magnitude;
-}
-
-template <class Visit>
-void for_each_element(const QuantizeProblem& p, PieceRange block, Visit visit) {
-  for (int64_t row = block.row; row < block.row + block.rows; ++row) {
-    for (int64_t col = block.col; col < block.col + block.cols; ++col) visit(row * p.cols + col);
-  }
 }
 
 /// Words of one Philox call serve four consecutive elements; calls come in the order of the index.
@@ -79,8 +52,8 @@ struct BlockMaximum {
 
 BlockMaximum block_maximum(const QuantizeProblem& p, PieceRange block) {
   BlockMaximum found;
-  for_each_element(p, block, [&](int64_t index) {
-    const uint32_t magnitude = load_bits(p, index) & bits::kMagnitude;
+  for_each_element(p.cols, block, [&](int64_t index) {
+    const uint32_t magnitude = load_bits(p.source, p.x, index) & bits::kMagnitude;
     if (magnitude >= bits::kInfinity) {
       found.non_finite = true;
     } else {
@@ -106,7 +79,7 @@ void quantize_exactly(const QuantizeProblem& p, PieceRange block, const Quantize
   statistics.non_finite_blocks += amax.non_finite;
   if (amax.non_finite && !p.saturate_non_finite) {
     *scale = kScaleNan;
-    for_each_element(p, block, [&](int64_t index) { put(p, target, index, 0, kScaleNan); });
+    for_each_element(p.cols, block, [&](int64_t index) { put(p, target, index, 0, kScaleNan); });
     return;
   }
   const int byte = scale_byte(amax.finite, p.spec, p.addend);
@@ -121,8 +94,8 @@ void quantize_exactly(const QuantizeProblem& p, PieceRange block, const Quantize
   const int exponent = byte - kScaleBias;
   RandomWords random(p.seed);
   int64_t saturations = 0;
-  for_each_element(p, block, [&](int64_t index) {
-    const uint32_t x = load_bits(p, index), magnitude = x & bits::kMagnitude;
+  for_each_element(p.cols, block, [&](int64_t index) {
+    const uint32_t x = load_bits(p.source, p.x, index), magnitude = x & bits::kMagnitude;
     const ElementRounding rounding{p.stochastic, p.stochastic ? random.at(static_cast<uint64_t>(index)) : 0};
     const uint8_t code = encode(x, byte, p.spec, rounding);
     put(p, target, index, code, byte);

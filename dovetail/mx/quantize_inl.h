@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include "dovetail/mx/codec.h"
+#include "dovetail/mx/encoder.h"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
@@ -121,20 +122,7 @@ HWY_INLINE BitsVector select_bits(BitsVector mask, BitsVector yes, BitsVector no
 #endif
 }
 
-/// Constants of one format.
-struct Encoder {
-  explicit Encoder(const ElementSpec& spec)
-      : shift(static_cast<uint32_t>(bits::kFractionBits - spec.mantissa_bits)),
-        min_normal(static_cast<uint32_t>(spec.min_exponent + bits::kExponentBias) << bits::kFractionBits),
-        code_mask((1u << (spec.bits - 1)) - 1),
-        sign_shift(static_cast<uint32_t>(32 - spec.bits)),
-        max_bits(static_cast<uint32_t>(spec.max_exponent + bits::kExponentBias) << bits::kFractionBits |
-                 spec.max_fraction),
-        magic((shift << bits::kFractionBits) + ((0u - (min_normal >> shift)) & 0xff)) {}
-  uint32_t shift, min_normal, code_mask, sign_shift, max_bits, magic;
-};
-
-/// The same in registers, for the length of a loop whose stores the compiler must take for stores to an Encoder.
+/// An Encoder in registers, for the length of a loop whose stores the compiler must take for stores to an Encoder.
 struct Constants {
   BitsVector magnitude, exponent, shift, min_normal, code_mask, sign_shift, max_bits, magic;
   BitsVector steps;  ///< of Path::kTable, by the low bits of the exponent

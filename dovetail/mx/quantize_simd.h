@@ -10,6 +10,26 @@ namespace dovetail::mx {
 
 enum class Source { kFloat32, kBFloat16, kFloat16 };
 
+/// The bits of the same number as float32; every float16 is one.
+DOVETAIL_HOST_DEVICE constexpr uint32_t widen_float16(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, field = half >> 10 & 31, low = half & 0x3ff;
+  if (field == 31) return sign | bits::kInfinity | low << 13;
+  if (field == 0) return sign | assemble(low, -24);
+  return sign | (field + 127 - 15) << bits::kFractionBits | low << 13;
+}
+/// Element `index` of x as the bits of a float32.
+DOVETAIL_HOST_DEVICE inline uint32_t load_bits(Source source, const void* x, int64_t index) {
+  switch (source) {
+    case Source::kFloat32:
+      return static_cast<const uint32_t*>(x)[index];
+    case Source::kBFloat16:
+      return static_cast<uint32_t>(static_cast<const uint16_t*>(x)[index]) << 16;
+    case Source::kFloat16:
+      return widen_float16(static_cast<const uint16_t*>(x)[index]);
+  }
+  return 0;
+}
+
 /// Where codes (rows, cols), or instead of them the numbers they stand for in x's dtype (not for float16), and scales
 /// go; all null: not asked for.
 struct QuantizeTarget {
@@ -48,6 +68,14 @@ QuantizeCounts quantize_blocks(const QuantizeProblem& problem);
 struct PieceRange {
   int64_t row, rows, col, cols;
 };
+
+/// Calls visit(row-major index) for the elements of a piece of a matrix with `cols` columns.
+template <class Visit>
+void for_each_element(int64_t cols, PieceRange piece, Visit visit) {
+  for (int64_t row = piece.row; row < piece.row + piece.rows; ++row) {
+    for (int64_t col = piece.col; col < piece.col + piece.cols; ++col) visit(row * cols + col);
+  }
+}
 
 /// What is quantized at a time: these many columns at most, of one row or of 32; 32 rows of them are a quarter of a
 /// megabyte in float32, which stays in the second-level cache from one orientation to the other.

@@ -4,7 +4,6 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <algorithm>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -173,7 +172,7 @@ QuantizedLinear::QuantizedLinear(const LinearRecipe& recipe, std::string name)
     : recipe_(recipe), name_(std::move(name)) {
   for (const Operand operand : kOperands) {
     const OperandRecipe& how = recipe_.of(operand);
-    if (how.history > 0) delayed(operand).history = at::zeros({how.history}, at::kFloat);
+    if (how.history > 0) amax_history(operand) = at::zeros({how.history}, at::kFloat);
   }
 }
 
@@ -182,11 +181,10 @@ void QuantizedLinear::begin_step(uint64_t seed, bool count) {
   count_ = count;
   backward_calls_ = 0;
   statistics_ = {};
-  for (DelayedScale& scale : delayed_) scale.observed = 0;
 }
 
 void QuantizedLinear::remember_amax(Operand operand, float amax) {
-  at::Tensor& history = delayed(operand).history;
+  at::Tensor& history = amax_history(operand);
   history = at::roll(history, 1);
   history[0].fill_(amax);
 }
@@ -196,8 +194,6 @@ OperandCopies QuantizedLinear::quantized(Operand operand, const at::Tensor& x, O
   request.amax = amax_for(operand);
   request.count = count_;
   OperandCopies copies = quantize_operand(x, how, request);
-  DelayedScale& scale = delayed(operand);
-  scale.observed = std::max(scale.observed, copies.statistics.amax());
   Statistics& sum = statistics_.of(operand);
   if (operand == Operand::kWeight) {
     if (request.row) sum = copies.statistics;
@@ -208,7 +204,7 @@ OperandCopies QuantizedLinear::quantized(Operand operand, const at::Tensor& x, O
 }
 
 float QuantizedLinear::amax_for(Operand operand) const {
-  const at::Tensor& history = delayed_[static_cast<size_t>(operand)].history;
+  const at::Tensor& history = amax_histories_[static_cast<size_t>(operand)];
   if (!history.defined()) return 0;
   const auto most = history.max().item<float>();
   return most > 0 ? most : largest_number(*recipe_.of(operand).format);  // nothing is known: the scale 1

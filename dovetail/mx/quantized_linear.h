@@ -20,6 +20,7 @@ struct LinearStatistics {
   Statistics& of(Operand operand) {
     return operand == Operand::kWeight ? weight : operand == Operand::kActivation ? activation : gradient;
   }
+  const Statistics& of(Operand operand) const { return const_cast<LinearStatistics*>(this)->of(operand); }
 };
 
 /// A Linear whose operands are quantized along the reduction of each product:
@@ -60,19 +61,12 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   /// Delayed scaling of an operand: its largest magnitudes in earlier steps, (history) float32 on CPU, newest first,
   /// for the caller to keep; undefined where its own magnitude sets the scale. Zeros say nothing; where nothing is
   /// known the scale is 1. Source: delayed scaling of TransformerEngine.
-  at::Tensor& amax_history(Operand operand) { return delayed(operand).history; }
-  /// Largest finite magnitude since `begin_step`.
-  float observed_amax(Operand operand) { return delayed(operand).observed; }
-  /// Puts the magnitude of a finished step, the largest of all ranks, into the history.
+  at::Tensor& amax_history(Operand operand) { return amax_histories_[static_cast<size_t>(operand)]; }
+  /// Puts the magnitude of a finished step, the largest in the statistics of all ranks, into the history.
   void remember_amax(Operand operand, float amax);
 
  private:
   friend class QuantizedLinearFunction;
-  struct DelayedScale {
-    at::Tensor history;
-    float observed = 0;
-  };
-  DelayedScale& delayed(Operand operand) { return delayed_[static_cast<size_t>(operand)]; }
   float amax_for(Operand operand) const;
 
   /// Copies of a tensor, counted.
@@ -85,7 +79,7 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   LinearRecipe recipe_;
   std::string name_;
   LinearStatistics statistics_;
-  std::array<DelayedScale, 3> delayed_;
+  std::array<at::Tensor, 3> amax_histories_;  ///< by Operand
   uint64_t seed_ = 0, backward_calls_ = 0;
   bool count_ = true;
 };

@@ -18,8 +18,15 @@ struct CudaKernels {
 /// Opens the library at the first call, which needs a GPU in use.
 const CudaKernels* cuda_kernels();
 
-/// A function of that library, null in a build without it: each layer with kernels has one.
+/// A function of that library, null in a build without it.
 void* open_cuda_library(const char* entry);
+
+/// The table that `entry` gives, null in a build without it: each layer with kernels has one.
+template <class Kernels>
+const Kernels* cuda_kernel_table(const char* entry) {
+  void* function = open_cuda_library(entry);
+  return function == nullptr ? nullptr : reinterpret_cast<const Kernels* (*)()>(function)();
+}
 
 /// The library beside ours and the function for this table, `const CudaKernels* dovetail_cuda_kernels()`.
 inline constexpr const char* kCudaLibrary = "libdovetail_cuda.so";

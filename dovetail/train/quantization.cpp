@@ -132,8 +132,10 @@ nlohmann::ordered_json Quantization::statistics(int64_t step) const {
   for (const auto& layer : layers_) {
     const mx::LinearRecipe& recipe = layer->quantized()->recipe();
     const mx::LinearStatistics& counts = layer->quantized()->statistics();
-    const auto add = [&](mx::Operand operand, const mx::OperandRecipe& how, const mx::Statistics& s) {
-      if (s.blocks == 0) return;
+    for (const mx::Operand operand : kOperands) {
+      const mx::OperandRecipe& how = recipe.of(operand);
+      const mx::Statistics& s = counts.of(operand);
+      if (s.blocks == 0) continue;
       const auto of_blocks = [&](int64_t count) { return static_cast<double>(count) / static_cast<double>(s.blocks); };
       const bool all_zero = s.min_scale > s.max_scale;
       const double sqnr_db = s.sqnr_db();
@@ -152,10 +154,7 @@ nlohmann::ordered_json Quantization::statistics(int64_t step) const {
            {"sqnr_db", std::isfinite(sqnr_db) ? Json(sqnr_db) : Json()},
            {"amax", s.amax()},
            {"scales", all_zero ? Json() : Json({s.min_scale - mx::kScaleBias, s.max_scale - mx::kScaleBias})}});
-    };
-    add(mx::Operand::kWeight, recipe.weight, counts.weight);
-    add(mx::Operand::kActivation, recipe.activation, counts.activation);
-    add(mx::Operand::kGradient, recipe.gradient, counts.gradient);
+    }
   }
   return {{"step", step}, {"tensors", std::move(tensors)}};
 }
@@ -203,7 +202,7 @@ void Quantization::end_step(Group& group) {
     for (const mx::Operand operand : kOperands) {
       if (!linear.amax_history(operand).defined()) continue;
       delayed.emplace_back(&linear, operand);
-      observed.push_back(linear.observed_amax(operand));
+      observed.push_back(linear.statistics().of(operand).amax());
     }
   }
   if (delayed.empty()) return;

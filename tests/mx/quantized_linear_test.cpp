@@ -95,8 +95,8 @@ TEST(QuantizedLinear, DelayedScalingReadsEarlierStepsAlone) {
     const at::Tensor y = linear->forward(x * size, weight);
     y.backward(gradient);
     EXPECT_TRUE(at::allclose(weight.grad(), y.detach().sum(0).expand({32, 32}), 1e-5, 1e-5));  // the kept copy
-    EXPECT_EQ(linear->observed_amax(Operand::kActivation), 8 * size);
-    linear->remember_amax(Operand::kActivation, linear->observed_amax(Operand::kActivation));
+    EXPECT_EQ(linear->statistics().activation.amax(), 8 * size);
+    linear->remember_amax(Operand::kActivation, linear->statistics().activation.amax());
     return y[0][0].item<float>();
   };
   EXPECT_EQ(step(1), 8.0F);      // nothing is known: scale 1

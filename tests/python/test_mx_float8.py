@@ -106,3 +106,17 @@ def test_delayed_scaling_needs_a_run():
     x, weight, _ = operands()
     with pytest.raises(RuntimeError, match=r"fp8_tensor_delayed.*earlier steps"):
         torch.ops.dovetail.mx_linear(x, weight, None, "fp8_tensor_delayed")
+
+
+@pytest.mark.parametrize("recipe", ["fp8_tensor", "fp8_block_float32"])
+def test_float32_scales_are_not_rounded_to_bfloat16(recipe):
+    x, weight, dy = (t.bfloat16() for t in operands())
+
+    def products(dtype):
+        a, b = (t.to(dtype, copy=True).requires_grad_() for t in (x, weight))
+        y = torch.ops.dovetail.mx_linear(a, b, None, recipe)
+        y.backward(dy.to(dtype))
+        return y.detach(), a.grad, b.grad
+
+    for ours, wide in zip(products(torch.bfloat16), products(torch.float32), strict=True):
+        assert (ours == wide.bfloat16()).float().mean() > 0.999

@@ -1,9 +1,7 @@
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "dovetail/base/philox.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/mx/cuda/launch.h"
+#include "dovetail/mx/encoder.h"
 
 // A GPU multiplies and adds subnormal numbers exactly and at full rate, so nothing is left to the codec but stochastic
 // rounding: the arithmetic is that of quantize_inl.h.
@@ -15,19 +13,6 @@ constexpr int kTileRows = 32, kTileCols = 128, kWarps = 8, kThreads = 32 * kWarp
 constexpr int kSide = 4;
 constexpr unsigned kAll = 0xffffffff;
 
-/// Constants of one format; see quantize_inl.h.
-struct Encoder {
-  explicit Encoder(const ElementSpec& s)
-      : spec(s),
-        shift(static_cast<uint32_t>(bits::kFractionBits - s.mantissa_bits)),
-        min_normal(static_cast<uint32_t>(s.min_exponent + bits::kExponentBias) << bits::kFractionBits),
-        code_mask((1u << (s.bits - 1)) - 1),
-        max_bits(static_cast<uint32_t>(s.max_exponent + bits::kExponentBias) << bits::kFractionBits | s.max_fraction),
-        magic((shift << bits::kFractionBits) + ((0u - (min_normal >> shift)) & 0xff)) {}
-  ElementSpec spec;
-  uint32_t shift, min_normal, code_mask, max_bits, magic;
-};
-
 struct Problem {
   QuantizeProblem p;
   Encoder f;
@@ -38,18 +23,6 @@ struct Problem {
 /// The power of two of a scale byte; 2^-127 is subnormal.
 __device__ float power_of_two(int byte) {
   return __uint_as_float(byte == 0 ? 1u << 22 : static_cast<uint32_t>(byte) << 23);
-}
-
-__device__ uint32_t load_one(const QuantizeProblem& p, int64_t index) {
-  switch (p.source) {
-    case Source::kFloat32:
-      return static_cast<const uint32_t*>(p.x)[index];
-    case Source::kBFloat16:
-      return static_cast<uint32_t>(static_cast<const uint16_t*>(p.x)[index]) << 16;
-    case Source::kFloat16:
-      return __float_as_uint(__half2float(static_cast<const __half*>(p.x)[index]));
-  }
-  return 0;
 }
 
 /// Four neighbours, zeros beyond the row's end.
@@ -69,7 +42,7 @@ __device__ void load_four(const Problem& k, int64_t row, int64_t col, uint32_t (
     }
   }
 #pragma unroll
-  for (int j = 0; j < kSide; ++j) x[j] = row < p.rows && col + j < p.cols ? load_one(p, index + j) : 0;
+  for (int j = 0; j < kSide; ++j) x[j] = row < p.rows && col + j < p.cols ? load_bits(p.source, p.x, index + j) : 0;
 }
 
 /// A block's largest magnitude, and whether it holds a NaN or an infinity, in one number that a maximum joins: the sign
@@ -92,7 +65,7 @@ __device__ Block make_block(const Problem& k, uint32_t joined) {
   const bool non_finite = (joined & bits::kSign) != 0;
   const uint32_t amax = joined & bits::kMagnitude;
   if (non_finite && !k.p.saturate_non_finite) return {kScaleNan, amax, true};
-  return {scale_byte(amax, k.f.spec, k.p.addend), amax, non_finite};
+  return {scale_byte(amax, k.p.spec, k.p.addend), amax, non_finite};
 }
 
 __device__ void count_block(const Problem& k, const Block& block, Counts& counts) {
@@ -103,9 +76,9 @@ __device__ void count_block(const Problem& k, const Block& block, Counts& counts
   if (block.amax != 0) {
     counts.min_scale = min(counts.min_scale, static_cast<uint32_t>(block.byte));
     counts.max_scale = max(counts.max_scale, static_cast<uint32_t>(block.byte));
-    counts.floor_saturated_blocks += saturates(block.amax, scale_byte(block.amax, k.f.spec, 0), k.f.spec);
+    counts.floor_saturated_blocks += saturates(block.amax, scale_byte(block.amax, k.p.spec, 0), k.p.spec);
   }
-  counts.saturating_blocks += block.non_finite || saturates(block.amax, block.byte, k.f.spec);
+  counts.saturating_blocks += block.non_finite || saturates(block.amax, block.byte, k.p.spec);
 }
 
 struct Encoded {
@@ -123,8 +96,8 @@ __device__ Encoded encode_element(const Problem& k, uint32_t x, const Block& blo
   float rounded;
   if (k.p.stochastic) {
     const PhiloxWords words = philox_words(k.p.seed, index / 4, static_cast<uint64_t>(RandomStream::kQuantize));
-    code = encode_magnitude(magnitude, block.byte, k.f.spec, {true, words.word[index % 4]});
-    rounded = __uint_as_float(decode(static_cast<uint8_t>(code), kScaleBias, k.f.spec));
+    code = encode_magnitude(magnitude, block.byte, k.p.spec, {true, words.word[index % 4]});
+    rounded = __uint_as_float(decode(static_cast<uint8_t>(code), kScaleBias, k.p.spec));
   } else {
     const uint32_t t = min(__float_as_uint(scaled), k.f.max_bits);
     const uint32_t place = max(t, k.f.min_normal) & bits::kInfinity;
@@ -135,7 +108,7 @@ __device__ Encoded encode_element(const Problem& k, uint32_t x, const Block& blo
   if constexpr (kCounting) {
     const bool finite = magnitude < bits::kInfinity;
     counts.underflows += magnitude != 0 && rounded == 0;
-    counts.saturations += !finite || saturates(magnitude, block.byte, k.f.spec);
+    counts.saturations += !finite || saturates(magnitude, block.byte, k.p.spec);
     if (finite) {
       const double value = __uint_as_float(magnitude);
       const double difference = value - static_cast<double>(rounded) * scale;
@@ -143,8 +116,8 @@ __device__ Encoded encode_element(const Problem& k, uint32_t x, const Block& blo
       counts.error += difference * difference;
     }
   }
-  const uint32_t value_sign = k.f.spec.twos_complement && rounded == 0 ? 0 : sign;
-  return {signed_code(code, sign != 0, k.f.spec),
+  const uint32_t value_sign = k.p.spec.twos_complement && rounded == 0 ? 0 : sign;
+  return {signed_code(code, sign != 0, k.p.spec),
           __uint_as_float(__float_as_uint(__fmul_rn(rounded, scale)) | value_sign)};
 }
 
@@ -209,97 +182,116 @@ __device__ void sum_over_threads(Counts counts, Counts* to) {
 
 __device__ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+/// Where a thread's elements lie.
+struct Place {
+  int warp, lane;
+  int64_t tile, top, row, col;  ///< top: the tile's first row
+};
+__device__ Place find_place(const QuantizeProblem& p) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t tile_cols = ceil_div(p.cols, kTileCols), tile = blockIdx.x, top = tile / tile_cols * kTileRows;
+  return {warp, lane, tile, top, top + kSide * warp, tile % tile_cols * kTileCols + kSide * lane};
+}
+
+using Elements = uint32_t[kSide][kSide];
+
+/// Row r of a thread's elements, of the blocks of its columns, to where it is wanted.
+template <bool kCounting>
+__device__ void put_row(const Problem& k, const QuantizeTarget& target, const Place& at, int r, const Elements& x,
+                        const Block (&blocks)[kSide], Counts& counts) {
+  if (at.col >= k.p.cols || at.row + r >= k.p.rows) return;
+  const auto index = static_cast<uint64_t>((at.row + r) * k.p.cols + at.col);
+  Encoded encoded[kSide];
+#pragma unroll
+  for (int j = 0; j < kSide; ++j) encoded[j] = encode_element<kCounting>(k, x[r][j], blocks[j], index + j, counts);
+  store_four(k, target, at.row + r, at.col, encoded);
+}
+
+/// The maximum over the 8 lanes that hold one row of a block.
+__device__ uint32_t join_lanes(uint32_t most) {
+#pragma unroll
+  for (int step = 1; step < kBlock / kSide; step *= 2) most = join(most, __shfl_xor_sync(kAll, most, step));
+  return most;
+}
+
+template <bool kCounting>
+__device__ void put_scale(const Problem& k, const Block& block, uint8_t* scale, Counts& counts) {
+  *scale = static_cast<uint8_t>(block.byte);
+  if constexpr (kCounting) count_block(k, block, counts);
+}
+
+template <bool kCounting>
+__device__ void quantize_rows(const Problem& k, const Place& at, const Elements& x, Counts& counts) {
+#pragma unroll
+  for (int r = 0; r < kSide; ++r) {
+    uint32_t most = 0;
+#pragma unroll
+    for (int j = 0; j < kSide; ++j) most = join(most, summary(x[r][j]));
+    const Block block = make_block(k, join_lanes(most));
+    if (at.lane % (kBlock / kSide) == 0 && at.col < k.p.cols && at.row + r < k.p.rows)
+      put_scale<kCounting>(k, block, k.p.row.scales + (at.row + r) * ceil_div(k.p.cols, kBlock) + at.col / kBlock,
+                           counts);
+    put_row<kCounting>(k, k.p.row, at, r, x, {block, block, block, block}, counts);
+  }
+}
+
+using Maxima = uint32_t[kWarps][kTileCols];
+
+/// `joined`: of the thread's columns.
+template <bool kCounting>
+__device__ void quantize_columns(const Problem& k, const Place& at, const Elements& x, const uint32_t (&joined)[kSide],
+                                 Maxima& of_warps, Counts& counts) {
+#pragma unroll
+  for (int j = 0; j < kSide; ++j) of_warps[at.warp][kSide * at.lane + j] = joined[j];
+  __syncthreads();
+  Block blocks[kSide];
+#pragma unroll
+  for (int j = 0; j < kSide; ++j) {
+    uint32_t most = 0;
+    for (int w = 0; w < kWarps; ++w) most = join(most, of_warps[w][kSide * at.lane + j]);
+    blocks[j] = make_block(k, most);
+    if (at.warp == 0 && at.col + j < k.p.cols)
+      put_scale<kCounting>(k, blocks[j], k.p.column.scales + at.top / kBlock * k.p.cols + at.col + j, counts);
+  }
+#pragma unroll
+  for (int r = 0; r < kSide; ++r) put_row<kCounting>(k, k.p.column, at, r, x, blocks, counts);
+}
+
+template <bool kCounting>
+__device__ void quantize_squares(const Problem& k, const Place& at, const Elements& x, const uint32_t (&joined)[kSide],
+                                 Maxima& of_warps, Counts& counts) {
+  uint32_t most = join_lanes(join(join(joined[0], joined[1]), join(joined[2], joined[3])));
+  of_warps[at.warp][at.lane] = most;
+  __syncthreads();
+  for (int w = 0; w < kWarps; ++w) most = join(most, of_warps[w][at.lane]);
+  const Block block = make_block(k, most);
+  if (at.warp == 0 && at.lane % (kBlock / kSide) == 0 && at.col < k.p.cols)
+    put_scale<kCounting>(k, block, k.p.square.scales + at.top / kBlock * ceil_div(k.p.cols, kBlock) + at.col / kBlock,
+                         counts);
+#pragma unroll
+  for (int r = 0; r < kSide; ++r) put_row<kCounting>(k, k.p.square, at, r, x, {block, block, block, block}, counts);
+}
+
 /// A tile of 32 x 128, which holds whole blocks of every orientation: x is read once and stays in registers.
 template <bool kCounting>
 __global__ void __launch_bounds__(kThreads) quantize_kernel(const __grid_constant__ Problem k) {
-  __shared__ uint32_t of_warps[kWarps][kTileCols];
-  const QuantizeProblem& p = k.p;
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int64_t tile_cols = ceil_div(p.cols, kTileCols), tile = blockIdx.x;
-  const int64_t top = tile / tile_cols * kTileRows, row = top + kSide * warp;
-  const int64_t col = tile % tile_cols * kTileCols + kSide * lane;
+  __shared__ Maxima of_warps;
+  const Place at = find_place(k.p);
   Counts first = no_counts(), second = no_counts();
-  uint32_t x[kSide][kSide], joined[kSide] = {};
-#pragma unroll
-  for (int r = 0; r < kSide; ++r) load_four(k, row + r, col, x[r]);
+  Elements x;
+  uint32_t joined[kSide] = {};
 #pragma unroll
   for (int r = 0; r < kSide; ++r) {
+    load_four(k, at.row + r, at.col, x[r]);
 #pragma unroll
     for (int j = 0; j < kSide; ++j) joined[j] = join(joined[j], summary(x[r][j]));
   }
-  const bool inside = col < p.cols;
-  Encoded encoded[kSide];
-
-  if (p.row.wanted()) {
-#pragma unroll
-    for (int r = 0; r < kSide; ++r) {
-      uint32_t most = 0;
-#pragma unroll
-      for (int j = 0; j < kSide; ++j) most = join(most, summary(x[r][j]));
-#pragma unroll
-      for (int step = 1; step < kBlock / kSide; step *= 2) most = join(most, __shfl_xor_sync(kAll, most, step));
-      const Block block = make_block(k, most);
-      const int64_t index = (row + r) * p.cols + col;
-      if (!inside || row + r >= p.rows) continue;  // no lane leaves: shuffles above are done
-      if (lane % (kBlock / kSide) == 0) {
-        p.row.scales[(row + r) * ceil_div(p.cols, kBlock) + col / kBlock] = static_cast<uint8_t>(block.byte);
-        if constexpr (kCounting) count_block(k, block, first);
-      }
-#pragma unroll
-      for (int j = 0; j < kSide; ++j)
-        encoded[j] = encode_element<kCounting>(k, x[r][j], block, static_cast<uint64_t>(index + j), first);
-      store_four(k, p.row, row + r, col, encoded);
-    }
-  }
-  if (p.column.wanted()) {
-#pragma unroll
-    for (int j = 0; j < kSide; ++j) of_warps[warp][kSide * lane + j] = joined[j];
-    __syncthreads();
-    Block block[kSide];
-#pragma unroll
-    for (int j = 0; j < kSide; ++j) {
-      uint32_t most = 0;
-      for (int w = 0; w < kWarps; ++w) most = join(most, of_warps[w][kSide * lane + j]);
-      block[j] = make_block(k, most);
-      if (warp != 0 || col + j >= p.cols) continue;
-      p.column.scales[top / kBlock * p.cols + col + j] = static_cast<uint8_t>(block[j].byte);
-      if constexpr (kCounting) count_block(k, block[j], second);
-    }
-#pragma unroll
-    for (int r = 0; r < kSide; ++r) {
-      if (!inside || row + r >= p.rows) continue;
-      const int64_t index = (row + r) * p.cols + col;
-#pragma unroll
-      for (int j = 0; j < kSide; ++j)
-        encoded[j] = encode_element<kCounting>(k, x[r][j], block[j], static_cast<uint64_t>(index + j), second);
-      store_four(k, p.column, row + r, col, encoded);
-    }
-  }
-  if (p.square.wanted()) {
-    uint32_t most = join(join(joined[0], joined[1]), join(joined[2], joined[3]));
-#pragma unroll
-    for (int step = 1; step < kBlock / kSide; step *= 2) most = join(most, __shfl_xor_sync(kAll, most, step));
-    of_warps[warp][lane] = most;
-    __syncthreads();
-    for (int w = 0; w < kWarps; ++w) most = join(most, of_warps[w][lane]);
-    const Block block = make_block(k, most);
-    if (warp == 0 && lane % (kBlock / kSide) == 0 && inside) {
-      p.square.scales[top / kBlock * ceil_div(p.cols, kBlock) + col / kBlock] = static_cast<uint8_t>(block.byte);
-      if constexpr (kCounting) count_block(k, block, first);
-    }
-#pragma unroll
-    for (int r = 0; r < kSide; ++r) {
-      if (!inside || row + r >= p.rows) continue;
-      const int64_t index = (row + r) * p.cols + col;
-#pragma unroll
-      for (int j = 0; j < kSide; ++j)
-        encoded[j] = encode_element<kCounting>(k, x[r][j], block, static_cast<uint64_t>(index + j), first);
-      store_four(k, p.square, row + r, col, encoded);
-    }
-  }
+  if (k.p.row.wanted()) quantize_rows<kCounting>(k, at, x, first);
+  if (k.p.column.wanted()) quantize_columns<kCounting>(k, at, x, joined, of_warps, second);
+  if (k.p.square.wanted()) quantize_squares<kCounting>(k, at, x, joined, of_warps, first);
   if constexpr (kCounting) {
-    sum_over_threads(first, k.partial + 2 * tile);
-    sum_over_threads(second, k.partial + 2 * tile + 1);
+    sum_over_threads(first, k.partial + 2 * at.tile);
+    sum_over_threads(second, k.partial + 2 * at.tile + 1);
   }
 }
 
