@@ -1,6 +1,9 @@
 #include "dovetail/models/size.h"
 
 #include <algorithm>
+#include <iterator>
+
+#include "dovetail/base/error.h"
 
 namespace dovetail {
 namespace {
@@ -23,28 +26,33 @@ BlockSize block_size(const ModelConfig& c) {
   return size;
 }
 
-/// Elements per token that one block keeps for backward (in the compute dtype), float32 statistics beside them, and
-/// elements in a quantized copy.
-struct BlockActivations {
-  int64_t elements = 0, statistics = 0, quantized = 0;
+/// The recipes of a block's Linears.
+struct BlockRecipes {
+  mx::LinearRecipe qkv, out, up, down;
 };
 
-BlockActivations block_activations(const ModelConfig& c, const mx::LinearRecipe& linears) {
-  const auto mixed = c.heads * c.head_dim;
-  BlockActivations kept;
-  // Inputs of both norms; queries, keys and values; attention's result; ffn.up.
-  kept.elements = 2 * c.width + qkv_width(c) + mixed + ffn_up_width(c);
-  // Inputs of qkv, attention.out (which attention keeps too) and ffn.up. That of ffn.down is made again in backward.
-  if (linears.activation.format) kept.quantized = 2 * c.width + mixed;
-  // Inputs of qkv, ffn.up and, unless a quantized Linear makes it again, ffn.down.
-  if (!linears.activation.format) kept.elements += 2 * c.width + (linears.quantizes() ? 0 : c.ffn_width);
-  // rstd (and mean) of both norms, log-sum-exp of each head.
-  kept.statistics = (c.norm == "layernorm" ? 4 : 2) + c.heads;
-  return kept;
+BlockRecipes block_recipes(const MemoryEstimateOptions& options, int64_t block) {
+  if (options.linears.empty()) return {};
+  const mx::LinearRecipe* first = &options.linears[static_cast<size_t>(4 * block)];
+  return {first[0], first[1], first[2], first[3]};
 }
 
-/// Bytes of codes with their scales.
-int64_t quantized_bytes(int64_t elements) { return elements + elements / mx::kBlock; }
+/// Bytes per token that a block keeps for backward, `element` bytes to an element of the compute dtype.
+int64_t block_bytes(const ModelConfig& c, const BlockRecipes& recipes, int64_t element) {
+  const auto mixed = c.heads * c.head_dim;
+  const auto quantized = [](int64_t elements) { return elements + elements / mx::kBlock; };  // codes and scales
+  const auto input = [&](const mx::LinearRecipe& recipe, int64_t elements) {
+    return recipe.activation.format ? quantized(elements) : elements * element;
+  };
+  // Inputs of both norms; queries, keys and values; attention's result; ffn.up.
+  int64_t bytes = (2 * c.width + qkv_width(c) + mixed + ffn_up_width(c)) * element;
+  bytes += input(recipes.qkv, c.width) + input(recipes.up, c.width);
+  if (recipes.out.activation.format) bytes += quantized(mixed);   // else attention keeps it in any case
+  if (!recipes.down.quantizes()) bytes += c.ffn_width * element;  // a quantized one makes it again
+  // rstd (and mean) of both norms, log-sum-exp of each head.
+  const auto statistics = (c.norm == "layernorm" ? 4 : 2) + c.heads;
+  return bytes + statistics * static_cast<int64_t>(sizeof(float));
+}
 
 /// Rows of logits that linear_cross_entropy holds at once.
 int64_t logits_rows(int64_t tokens, int64_t vocab_size, int64_t element) {
@@ -79,10 +87,15 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   estimate.weights = (parameters - norms) * element + norms * kFloat;
   estimate.optimizer = 2 * parameters * kFloat + (options.bfloat16 ? (parameters - norms) * kFloat : 0);
 
-  const auto kept = block_activations(c, options.linears);
-  const auto block_bytes =
-      tokens * (kept.elements * element + kept.statistics * kFloat + quantized_bytes(kept.quantized));
-  const auto all_blocks = options.recompute ? c.layers * stream + block_bytes : c.layers * block_bytes;
+  DOVETAIL_CHECK(options.linears.empty() || std::ssize(options.linears) == 4 * c.layers, "{} recipes for {} blocks",
+                 options.linears.size(), c.layers);
+  int64_t all_blocks = 0, largest_block = 0;
+  for (int64_t block = 0; block < c.layers; ++block) {
+    const auto bytes = tokens * block_bytes(c, block_recipes(options, block), element);
+    all_blocks += options.recompute ? stream : bytes;
+    largest_block = std::max(largest_block, bytes);
+  }
+  if (options.recompute) all_blocks += largest_block;
   const auto gradients =
       options.bfloat16 && !options.accumulate && !options.distributed ? estimate.weights : parameters * kFloat;
   // Gradients that outlive a micro-batch; without them those of later blocks are made as activations go.
@@ -91,10 +104,11 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   // Beginning of backward. The head's gradients, of its input and matrix, are made in forward.
   const auto logits = logits_rows(tokens, c.vocab_size, element) * c.vocab_size * element;
   const auto head_workspace = stream + logits;  // the head's input, a chunk of logits
-  // In backward of ffn.down. Quantized it makes the activation again, whose gradient and that of ffn.up stand beside
-  // it.
-  const auto ffn_elements =
-      options.linears.quantizes() ? 2 * c.ffn_width + ffn_up_width(c) : std::max(ffn_up_width(c), c.ffn_width);
+  // In backward of the last ffn.down. Quantized it makes the activation again, whose gradient and that of ffn.up stand
+  // beside it.
+  const auto ffn_elements = block_recipes(options, c.layers - 1).down.quantizes()
+                                ? 2 * c.ffn_width + ffn_up_width(c)
+                                : std::max(ffn_up_width(c), c.ffn_width);
   const auto ffn_workspace = (tokens * ffn_elements + c.width * c.ffn_width) * element;
   const auto begin = MemoryEstimate{.gradients = held + table,
                                     .activations = all_blocks + stream,

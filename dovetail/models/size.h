@@ -23,7 +23,8 @@ struct MemoryEstimateOptions {
   int64_t micro_batch = 1;  ///< samples at once
   bool accumulate = false;  ///< several micro-batches a step: the gradients stay while the next one runs
   bool bfloat16 = false;
-  mx::LinearRecipe linears = {};  ///< of the Linears of all blocks
+  /// Of the Linears of all blocks, in the order of `quantizable_linears`; empty: none is quantized.
+  std::vector<mx::LinearRecipe> linears = {};
   bool recompute = false;
   bool distributed = false;  ///< gradients in reduction buckets, float32
   bool checkpoints = false;  ///< checkpoints are written beside the next steps

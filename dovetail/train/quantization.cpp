@@ -103,22 +103,24 @@ Quantization::Quantization(GPT& model, const PrecisionSection& config, const std
   const std::vector<mx::Recipe> recipes = all_recipes(config);
   const std::vector<std::shared_ptr<Linear>> linears = quantizable_linears(model);
   check_globs(config, linears);
+  mx::LinearRecipe base;
   int64_t ends = 0;
   if (!names_dtype(name)) {
     const mx::Recipe& found = mx::find_recipe(recipes, name);
-    base_ = found.linear;
+    base = found.linear;
     ends = found.high_precision_ends;
   }
   for (const auto& linear : linears) {
     const int64_t block = block_of(linear->options().name);
     const bool at_end = block < ends || block >= model.config().layers - ends;
-    mx::LinearRecipe recipe = at_end ? mx::LinearRecipe{} : base_;
+    mx::LinearRecipe recipe = at_end ? mx::LinearRecipe{} : base;
     for (const PrecisionOverride& entry : config.overrides) {
       if (!matches(entry, linear->options().name)) continue;
       mx::LinearRecipe other = mx::find_recipe(recipes, entry.recipe).linear;
       for (const mx::Operand operand : operands(entry)) recipe.of(operand) = other.of(operand);
     }
     linear->set_recipe(recipe);
+    recipes_.push_back(recipe);
     if (recipe.quantizes()) layers_.push_back(linear);
   }
   if (name == "fp64" && !layers_.empty())

@@ -56,13 +56,13 @@ class Quantization {
   std::vector<std::string> warnings(const nlohmann::ordered_json& statistics);
   static constexpr double kMostUnderflow = 0.25, kMostSaturation = 0.01;
 
-  /// The recipe of Linears that no override names.
-  const mx::LinearRecipe& base() const { return base_; }
+  /// Of every Linear that could be quantized, in the order of `quantizable_linears`.
+  const std::vector<mx::LinearRecipe>& recipes() const { return recipes_; }
   /// In the order of the model; empty when nothing is quantized.
   const std::vector<std::shared_ptr<Linear>>& layers() const { return layers_; }
 
  private:
-  mx::LinearRecipe base_;
+  std::vector<mx::LinearRecipe> recipes_;
   std::vector<std::shared_ptr<Linear>> layers_;
   std::set<std::string> warned_;
 };

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -108,14 +109,21 @@ DataSummary resolve_data(RunConfig& config, Group& group, const TrainOptions& op
   DataConfig& data = config.data;
   const bool has_text = !data.text.empty() || !data.file_list.empty();
   if (data.path.empty() && data.mixture.empty()) data.path = "data/" + config.run.name;
-  const bool prepared =
-      !data.mixture.empty() || std::filesystem::exists(std::filesystem::path(data.path) / "manifest.json");
-  if (!has_text && !prepared) {
-    if (options.dry_run) return summarize_config(data);
+  std::vector<std::string> unprepared;
+  for (const std::string& folder : source_folders(data)) {
+    if (std::filesystem::exists(std::filesystem::path(folder) / "manifest.json")) continue;
+    if (std::find(unprepared.begin(), unprepared.end(), folder) == unprepared.end()) unprepared.push_back(folder);
+  }
+  if (options.dry_run) {
+    if (unprepared.empty()) return summarize_stores(data);
+    if (group.rank() == 0 && !options.quiet)
+      log_info("not prepared yet: {}; the vocabulary is taken to be data.tokenizer's", fmt::join(unprepared, ", "));
+    return summarize_config(data);
+  }
+  if (!has_text && !unprepared.empty() && data.mixture.empty()) {
     throw UserError(fmt::format("there is nothing to train on: no data.text, and {} holds no prepared data", data.path),
                     "name text (--set 'data.text=[\"my.txt\"]'), or a folder made by `dovetail prepare` (data.path)");
   }
-  if (options.dry_run && has_text) return prepared ? summarize_stores(data) : summarize_config(data);
   if (has_text) on_rank_zero(group, "preparing the text", [&] { prepare_text(data, options.quiet); });
   return summarize_stores(data);
 }
@@ -156,7 +164,7 @@ void resolve_precision_and_size(ResolvedRun& run, Group& group, const std::optio
   run.memory = memory_estimate(run.config.model, {.micro_batch = run.micro_batch,
                                                   .accumulate = run.micro_batch < largest_share(run.config, group),
                                                   .bfloat16 = run.precision.compute == at::kBFloat16,
-                                                  .linears = quantization.base(),
+                                                  .linears = quantization.recipes(),
                                                   .recompute = run.config.train.checkpoint_activations,
                                                   .distributed = group.size() > 1,
                                                   .checkpoints = group.rank() == 0});

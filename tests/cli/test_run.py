@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import pathlib
 
 import pytest
 from cli import dovetail, dovetail_json
@@ -115,3 +116,16 @@ def test_dry_run_makes_nothing(workspace):
     result = dovetail("train", "run.toml", "--set", "run.folder=dry", "--dry-run", folder=workspace)
     assert "parameters" in result.stderr
     assert not (workspace / "dry").exists()
+
+
+CONFIGS = sorted((pathlib.Path(__file__).resolve().parents[2] / "configs").rglob("*.toml"))
+NEMOTRON = {"nemotron_843m": "843 M", "nemotron_2b": "2.0 B", "nemotron_8b": "8.1 B"}
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_passes_a_dry_run(config, tmp_path):
+    stderr = dovetail("train", str(config), "--dry-run", folder=tmp_path).stderr
+    assert "parameters" in stderr and not list(tmp_path.iterdir())
+    if config.stem in NEMOTRON:
+        assert f"gpt {NEMOTRON[config.stem]} parameters" in stderr and "mxfp8" in stderr
+        assert "not prepared yet: data/web, data/web_high_quality, data/code, data/math;" in stderr

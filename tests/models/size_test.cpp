@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "allocation_meter.h"
 #include "small_models.h"
 
@@ -27,7 +30,8 @@ ModelConfig scaled(ModelConfig c, int64_t width, int64_t vocab_size) {
 int64_t measured_peak(const ModelConfig& config, const MemoryEstimateOptions& options) {
   const auto model = testing::make_model(config, 1, options.bfloat16 ? at::kBFloat16 : at::kFloat);
   model->checkpoint_activations = options.recompute;
-  testing::set_recipe(*model, options.linears);
+  const auto linears = quantizable_linears(*model);
+  for (size_t i = 0; i < options.linears.size(); ++i) linears.at(i)->set_recipe(options.linears[i]);
   const auto tokens = testing::random_tokens(options.micro_batch, config.context + 1, config.vocab_size);
   const testing::AllocationMeter meter;
   if (options.accumulate) model->loss(tokens).sum.backward();
@@ -61,10 +65,21 @@ TEST(MemoryEstimate, KnowsWhatQuantizedLinearsKeep) {
   gradients_only.gradient = mxfp8.gradient;
   for (const auto& variant : testing::variants()) {
     const auto many_tokens = scaled(variant.config, 96, 512);
+    const auto all = [&](const mx::LinearRecipe& recipe) {
+      return std::vector<mx::LinearRecipe>(static_cast<size_t>(4 * many_tokens.layers), recipe);
+    };
     for (const bool bfloat16 : {false, true}) {
-      expect_within_a_fifth(many_tokens, {.micro_batch = 8, .bfloat16 = bfloat16, .linears = mxfp8}, variant.name);
+      expect_within_a_fifth(many_tokens, {.micro_batch = 8, .bfloat16 = bfloat16, .linears = all(mxfp8)}, variant.name);
     }
-    expect_within_a_fifth(many_tokens, {.micro_batch = 8, .linears = gradients_only}, variant.name + " gradients");
+    expect_within_a_fifth(many_tokens, {.micro_batch = 8, .linears = all(gradients_only)}, variant.name + " gradients");
+    // One block of three, as high_precision_ends and overrides leave it.
+    std::vector<mx::LinearRecipe> one_block(static_cast<size_t>(4 * many_tokens.layers));
+    std::fill_n(one_block.begin() + 4, 4, mxfp8);
+    expect_within_a_fifth(many_tokens, {.micro_batch = 8, .linears = one_block}, variant.name + " one block");
+    const auto kept = [&](const std::vector<mx::LinearRecipe>& linears) {
+      return memory_estimate(many_tokens, {.micro_batch = 8, .linears = linears}).activations;
+    };
+    EXPECT_EQ(3 * (kept({}) - kept(one_block)), kept({}) - kept(all(mxfp8))) << variant.name;
   }
 }
 
