@@ -138,6 +138,12 @@ HWY_INLINE Constants constants_of(const Encoder& f) {
           splat(f.max_bits),       splat(f.magic),         hn::Load(BitsTag(), steps)};
 }
 
+/// An Encoder with its vectors, made once for many loops.
+struct VectorEncoder : Encoder {
+  explicit VectorEncoder(const ElementSpec& spec) : Encoder(spec), constants(constants_of(*this)) {}
+  Constants constants;
+};
+
 struct Energies {
   FloatVector signal, error;  ///< in units of the block's scale
 };

@@ -29,10 +29,10 @@ void QuantizePiece(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& c
 /// What becomes of `blocks` blocks of one row, a multiple of four, with their scales in s; `next` is what will be read
 /// then.
 template <class T, bool kTwosComplement, Path kPath, class Out>
-void encode_row(const QuantizeProblem& p, const Encoder& f, const Scales& s, const T* x, int64_t blocks, const T* next,
-                Out* out, Statistics& statistics) {
+void encode_row(const QuantizeProblem& p, const VectorEncoder& f, const Scales& s, const T* x, int64_t blocks,
+                const T* next, Out* out, Statistics& statistics) {
   constexpr int kBlockVectors = std::min<int64_t>(kPack, kBlock / kLanes);
-  const Constants constants = constants_of(f);
+  const Constants constants = f.constants;
   Energies total = {hn::Zero(FloatTag()), hn::Zero(FloatTag())};
   Sink<T, Out, kTwosComplement> sink(f, p.stream);
   for (int64_t i = 0; i < blocks * kBlock; i += kPacked) {
@@ -60,8 +60,8 @@ void encode_row(const QuantizeProblem& p, const Encoder& f, const Scales& s, con
 }
 
 template <class T, bool kTwosComplement, class Out>
-void encode_row(const QuantizeProblem& p, const Encoder& f, const Scales& s, const T* x, int64_t blocks, const T* next,
-                Out* out, Statistics& statistics) {
+void encode_row(const QuantizeProblem& p, const VectorEncoder& f, const Scales& s, const T* x, int64_t blocks,
+                const T* next, Out* out, Statistics& statistics) {
   if (s.saturates) return encode_row<T, kTwosComplement, Path::kClamp>(p, f, s, x, blocks, next, out, statistics);
   if (fits_table(p.spec))
     return encode_row<T, kTwosComplement, Path::kTable>(p, f, s, x, blocks, next, out, statistics);
@@ -80,7 +80,7 @@ HWY_INLINE Out* memory_of(const QuantizeTarget& target) {
 
 /// Blocks along a row: `count` elements from (row, col), whole groups of four blocks.
 template <class T, bool kTwosComplement, class Out>
-bool quantize_groups(const QuantizeProblem& p, const Encoder& f, const T* x, int64_t blocks, int64_t used_blocks,
+bool quantize_groups(const QuantizeProblem& p, const VectorEncoder& f, const T* x, int64_t blocks, int64_t used_blocks,
                      Out* out, uint8_t* scales, Statistics& statistics) {
   Scales s;
   for (int64_t block = 0; block < blocks; block += 4) four_block_maxima(x + block * kBlock, s.amax + block);
@@ -95,7 +95,7 @@ HWY_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /// Up to kChunk elements of a row.
 template <class T, bool kTwosComplement, class Out>
-void quantize_row(const QuantizeProblem& p, const Encoder& f, int64_t row, int64_t col, int64_t count,
+void quantize_row(const QuantizeProblem& p, const VectorEncoder& f, int64_t row, int64_t col, int64_t count,
                   Statistics& statistics) {
   const T* x = static_cast<const T*>(p.x) + row * p.cols + col;
   Out* out = memory_of<Out>(p.row) + row * p.cols + col;
@@ -144,9 +144,9 @@ struct Tile {
 
 /// What becomes of a tile whose column blocks have their scales in s.
 template <class T, bool kTwosComplement, Path kPath, class Out>
-void encode_tile(const QuantizeProblem& p, const Encoder& f, const Scales& s, Tile<const T> x, int64_t rows,
+void encode_tile(const QuantizeProblem& p, const VectorEncoder& f, const Scales& s, Tile<const T> x, int64_t rows,
                  const T* next, Tile<Out> out, Statistics& statistics) {
-  const Constants constants = constants_of(f);
+  const Constants constants = f.constants;
   FloatVector inverse[kPack], weight[kPack];
   load_for_pack<T>(s.inverse, inverse);
   load_for_pack<T>(s.weight, weight);
@@ -179,7 +179,7 @@ void encode_tile(const QuantizeProblem& p, const Encoder& f, const Scales& s, Ti
 }
 
 template <class T, bool kTwosComplement, class Out>
-void encode_tile(const QuantizeProblem& p, const Encoder& f, const Scales& s, Tile<const T> x, int64_t rows,
+void encode_tile(const QuantizeProblem& p, const VectorEncoder& f, const Scales& s, Tile<const T> x, int64_t rows,
                  const T* next, Tile<Out> out, Statistics& statistics) {
   if (s.saturates) return encode_tile<T, kTwosComplement, Path::kClamp>(p, f, s, x, rows, next, out, statistics);
   if (fits_table(p.spec)) return encode_tile<T, kTwosComplement, Path::kTable>(p, f, s, x, rows, next, out, statistics);
@@ -188,7 +188,7 @@ void encode_tile(const QuantizeProblem& p, const Encoder& f, const Scales& s, Ti
 
 /// Blocks down the columns of a tile, at most kPacked of them, whose maxima are known.
 template <class T, class U, bool kTwosComplement, class Out>
-void quantize_tile(const QuantizeProblem& p, const Encoder& f, PieceRange tile, const U* maxima, const T* next,
+void quantize_tile(const QuantizeProblem& p, const VectorEncoder& f, PieceRange tile, const U* maxima, const T* next,
                    Statistics& statistics) {
   Scales s;
   const auto [row, rows, col, width] = tile;
@@ -215,7 +215,7 @@ void quantize_tile(const QuantizeProblem& p, const Encoder& f, PieceRange tile, 
 
 /// Blocks of 32 x 32 of a strip whose column maxima are known.
 template <class T, class U, bool kTwosComplement, class Out>
-void quantize_squares(const QuantizeProblem& p, const Encoder& f, PieceRange piece, const U* maxima,
+void quantize_squares(const QuantizeProblem& p, const VectorEncoder& f, PieceRange piece, const U* maxima,
                       Statistics& statistics) {
   const auto [row, rows, col, count] = piece;
   const int64_t blocks = ceil_div(count, kBlock), padded_blocks = ceil_div(count, kGroup) * 4;
@@ -257,7 +257,7 @@ HWY_INLINE void with_memory_type(const QuantizeTarget& target, F f) {
 template <class T, bool kTwosComplement>
 void quantize_piece(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& counts) {
   using U = std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>;
-  const Encoder f(p.spec);
+  const VectorEncoder f(p.spec);
   const int64_t row = piece.row, rows = piece.rows, col = piece.col, cols = piece.cols;
   const bool down = p.column.wanted() || p.square.wanted();
   HWY_ALIGN U maxima[kChunk];
@@ -265,7 +265,8 @@ void quantize_piece(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& 
   with_memory_type<T>(p.row, [&](auto* memory) {
     using Out = std::remove_pointer_t<decltype(memory)>;
     for (int64_t r = row; r < row + rows; ++r) {
-      if (p.row.wanted()) quantize_row<T, kTwosComplement, Out>(p, f, r, col, cols, counts.row);
+      for (int64_t i = 0; p.row.wanted() && i < cols; i += kChunk)
+        quantize_row<T, kTwosComplement, Out>(p, f, r, col + i, std::min(kChunk, cols - i), counts.row);
       if (down) raise_maxima(static_cast<const T*>(p.x) + r * p.cols + col, cols, maxima);
     }
   });
@@ -320,19 +321,20 @@ namespace dovetail::mx {
 HWY_EXPORT(QuantizePiece);
 
 QuantizeCounts quantize_blocks(const QuantizeProblem& p) {
-  constexpr int64_t kGrainElements = 65536;
-  const int64_t chunks = (p.cols + kPieceColumns - 1) / kPieceColumns;
-  const int64_t strip = p.column.wanted() || p.square.wanted() ? kBlock : 1;
-  const int64_t strips = (p.rows + strip - 1) / strip, items = strips * chunks;
   if (p.rows == 0 || p.cols == 0) return {};
-  const int64_t grain = std::max<int64_t>(1, kGrainElements / (strip * std::min(p.cols, kPieceColumns)));
-  std::vector<QuantizeCounts> parts(static_cast<size_t>((items + grain - 1) / grain));
-  parallel_pieces(items, grain, [&](int64_t begin, int64_t end) {
+  constexpr int64_t kPieceElements = kBlock * kPieceColumns;
+  const bool down = p.column.wanted() || p.square.wanted();
+  const int64_t width = std::min(p.cols, down ? kPieceColumns : kPieceElements);
+  const int64_t height = down ? kBlock : std::max<int64_t>(1, kPieceElements / width);
+  const int64_t across = (p.cols + width - 1) / width, pieces = (p.rows + height - 1) / height * across;
+  const int64_t grain = std::max<int64_t>(1, kPieceElements / (width * height));
+  std::vector<QuantizeCounts> parts(static_cast<size_t>((pieces + grain - 1) / grain));
+  parallel_pieces(pieces, grain, [&](int64_t begin, int64_t end) {
     QuantizeCounts& counts = parts[static_cast<size_t>(begin / grain)];
-    for (int64_t item = begin; item < end; ++item) {
-      const int64_t row = item / chunks * strip, col = item % chunks * kPieceColumns;
+    for (int64_t piece = begin; piece < end; ++piece) {
+      const int64_t row = piece / across * height, col = piece % across * width;
       HWY_DYNAMIC_DISPATCH(QuantizePiece)
-      (p, {row, std::min(strip, p.rows - row), col, std::min(kPieceColumns, p.cols - col)}, counts);
+      (p, {row, std::min(height, p.rows - row), col, std::min(width, p.cols - col)}, counts);
     }
   });
   QuantizeCounts sum;

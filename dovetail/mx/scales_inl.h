@@ -8,7 +8,7 @@
 #endif
 
 #include <algorithm>
-#include <cmath>
+#include <bit>
 #include <cstdint>
 
 #include "dovetail/mx/quantize_inl.h"
@@ -123,9 +123,10 @@ HWY_INLINE void count_limits(const QuantizeProblem& p, const Encoder& f, const T
 }
 
 void add_energies(const Energies& energies, int largest, Statistics& statistics) {
-  const int exponent = 2 * (largest - kScaleBias);
-  statistics.signal += std::ldexp(static_cast<double>(sum_lanes(energies.signal)), exponent);
-  statistics.error += std::ldexp(static_cast<double>(sum_lanes(energies.error)), exponent);
+  constexpr int kFractionBits = 52, kBias = 1023;
+  const auto unit = std::bit_cast<double>(static_cast<uint64_t>(2 * (largest - kScaleBias) + kBias) << kFractionBits);
+  statistics.signal += static_cast<double>(sum_lanes(energies.signal)) * unit;
+  statistics.error += static_cast<double>(sum_lanes(energies.error)) * unit;
 }
 
 #endif  // HWY_SCALAR
