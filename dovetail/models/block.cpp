@@ -13,10 +13,10 @@ namespace dovetail {
 namespace {
 
 mx::QuantizedLinear::Prologue activation_function(const std::string& name) {
-  if (name == "swiglu") return swiglu;
-  if (name == "gelu") return gelu;
+  if (name == "swiglu") return swiglu_operation();
+  if (name == "gelu") return gelu_operation();
   DOVETAIL_CHECK(name == "relu2", "activation \"{}\" passed resolve_model_config", name);
-  return squared_relu;
+  return squared_relu_operation();
 }
 
 struct BlockHolder : torch::CustomClassHolder {
@@ -56,8 +56,8 @@ Norm::Norm(const ModelConfig& config, c10::Device device) : rms_(config.norm == 
   if (config.bias && !rms_) bias = register_parameter("bias", torch::empty({config.width}, options));
 }
 
-at::Tensor Norm::forward(const at::Tensor& x) {
-  return rms_ ? dovetail::rms_norm(x, weight, eps_) : dovetail::layer_norm(x, weight, bias, eps_);
+std::shared_ptr<const RowOperation> Norm::operation() const {
+  return rms_ ? rms_norm_operation(weight, eps_) : layer_norm_operation(weight, bias, eps_);
 }
 
 Embedding::Embedding(int64_t rows, int64_t width, c10::Device device) {
@@ -84,10 +84,10 @@ Attention::Attention(const ModelConfig& config, const std::string& name, c10::De
                                              .device = device}));
 }
 
-at::Tensor Attention::forward(const at::Tensor& x_btc, CacheSlot* slot) {
+at::Tensor Attention::forward(const at::Tensor& x_btc, const Norm& norm, CacheSlot* slot) {
   const auto batch = x_btc.size(0), tokens = x_btc.size(1);
   const AttentionOptions options{.rotary_dim = rotary_dim_, .theta = theta_};
-  const at::Tensor qkv = qkv_->forward(x_btc);
+  const at::Tensor qkv = qkv_->forward(x_btc, norm.operation());
   at::Tensor mixed;
   if (slot == nullptr) {
     mixed = dovetail::attention(qkv, heads_, kv_heads_, options);
@@ -123,7 +123,9 @@ FeedForward::FeedForward(const ModelConfig& config, const std::string& name, c10
                                                .device = device}));
 }
 
-at::Tensor FeedForward::forward(const at::Tensor& x) { return down_->forward(up_->forward(x), activation_); }
+at::Tensor FeedForward::forward(const at::Tensor& x, const Norm& norm) {
+  return down_->forward(up_->forward(x, norm.operation()), activation_);
+}
 
 Block::Block(const ModelConfig& config, const std::string& name, c10::Device device) {
   attention_norm_ = register_module("attention_norm", std::make_shared<Norm>(config, device));
@@ -133,8 +135,8 @@ Block::Block(const ModelConfig& config, const std::string& name, c10::Device dev
 }
 
 at::Tensor Block::forward(const at::Tensor& x_btc, CacheSlot* slot) {
-  const auto mixed_btc = x_btc + attention_->forward(attention_norm_->forward(x_btc), slot);
-  return mixed_btc + ffn_->forward(ffn_norm_->forward(mixed_btc));
+  const auto mixed_btc = x_btc + attention_->forward(x_btc, *attention_norm_, slot);
+  return mixed_btc + ffn_->forward(mixed_btc, *ffn_norm_);
 }
 
 at::Tensor checkpointed_forward(const std::shared_ptr<Block>& block, const at::Tensor& x_btc) {

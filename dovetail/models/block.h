@@ -17,7 +17,9 @@ namespace dovetail {
 class Norm : public torch::nn::Module {
  public:
   Norm(const ModelConfig& config, c10::Device device);
-  at::Tensor forward(const at::Tensor& x);  ///< (..., C)
+  at::Tensor forward(const at::Tensor& x) const { return operation()->apply(x); }  ///< (..., C)
+  /// For a Linear to put in front of its product.
+  std::shared_ptr<const RowOperation> operation() const;
 
   at::Tensor weight, bias;
 
@@ -43,8 +45,8 @@ struct CacheSlot {
 class Attention : public torch::nn::Module {
  public:
   Attention(const ModelConfig& config, const std::string& name, c10::Device device);
-  /// (B, T, C) -> (B, T, C). With a slot the T tokens follow the cached ones and are written behind them.
-  at::Tensor forward(const at::Tensor& x_btc, CacheSlot* slot);
+  /// (B, T, C) -> (B, T, C), of norm(x). With a slot the T tokens follow the cached ones and are written behind them.
+  at::Tensor forward(const at::Tensor& x_btc, const Norm& norm, CacheSlot* slot);
 
  private:
   int64_t heads_, kv_heads_, head_dim_, rotary_dim_;
@@ -55,7 +57,7 @@ class Attention : public torch::nn::Module {
 class FeedForward : public torch::nn::Module {
  public:
   FeedForward(const ModelConfig& config, const std::string& name, c10::Device device);
-  at::Tensor forward(const at::Tensor& x);  ///< (..., C) -> (..., C)
+  at::Tensor forward(const at::Tensor& x, const Norm& norm);  ///< (..., C) -> (..., C), of norm(x)
 
  private:
   mx::QuantizedLinear::Prologue activation_;

@@ -40,15 +40,15 @@ BlockRecipes block_recipes(const MemoryEstimateOptions& options, int64_t block) 
 /// Bytes per token that a block keeps for backward, `element` bytes to an element of the compute dtype.
 int64_t block_bytes(const ModelConfig& c, const BlockRecipes& recipes, int64_t element) {
   const auto mixed = c.heads * c.head_dim;
-  const auto quantized = [](int64_t elements) { return elements + elements / mx::kBlock; };  // codes and scales
+  // A quantized Linear makes its input from what is in front of it again; else that is kept.
   const auto input = [&](const mx::LinearRecipe& recipe, int64_t elements) {
-    return recipe.activation.format ? quantized(elements) : elements * element;
+    return recipe.quantizes() ? 0 : elements * element;
   };
   // Inputs of both norms; queries, keys and values; attention's result; ffn.up.
   int64_t bytes = (2 * c.width + qkv_width(c) + mixed + ffn_up_width(c)) * element;
-  bytes += input(recipes.qkv, c.width) + input(recipes.up, c.width);
-  if (recipes.out.activation.format) bytes += quantized(mixed);   // else attention keeps it in any case
-  if (!recipes.down.quantizes()) bytes += c.ffn_width * element;  // a quantized one makes it again
+  bytes += input(recipes.qkv, c.width) + input(recipes.up, c.width) + input(recipes.down, c.ffn_width);
+  // Codes and scales, beside what attention keeps.
+  if (recipes.out.activation.format) bytes += mixed + mixed / mx::kBlock;
   // rstd (and mean) of both norms, log-sum-exp of each head.
   const auto statistics = (c.norm == "layernorm" ? 4 : 2) + c.heads;
   return bytes + statistics * static_cast<int64_t>(sizeof(float));
@@ -104,11 +104,15 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   // Beginning of backward. The head's gradients, of its input and matrix, are made in forward.
   const auto logits = logits_rows(tokens, c.vocab_size, element) * c.vocab_size * element;
   const auto head_workspace = stream + logits;  // the head's input, a chunk of logits
-  // In backward of the last ffn.down. Quantized it makes the activation again, whose gradient and that of ffn.up stand
-  // beside it.
-  const auto ffn_elements = block_recipes(options, c.layers - 1).down.quantizes()
-                                ? 2 * c.ffn_width + ffn_up_width(c)
-                                : std::max(ffn_up_width(c), c.ffn_width);
+  // In backward of the last feed-forward. ffn.down, quantized, has the gradients of the activation and of ffn.up beside
+  // each other and, if its quantizer reads whole tensors, the activation; ffn.up, quantized, two copies of its gradient
+  // beside it, but no result any more.
+  const BlockRecipes last = block_recipes(options, c.layers - 1);
+  const auto up = ffn_up_width(c);
+  const bool by_rows = last.down.activation.format && last.down.activation.is_microscaling();
+  auto ffn_elements = std::max(up, c.ffn_width);
+  if (last.down.quantizes()) ffn_elements = std::max(ffn_elements, (by_rows ? 1 : 2) * c.ffn_width + up);
+  if (last.up.gradient.format) ffn_elements = std::max(ffn_elements, 2 * up);
   const auto ffn_workspace = (tokens * ffn_elements + c.width * c.ffn_width) * element;
   const auto begin = MemoryEstimate{.gradients = held + table,
                                     .activations = all_blocks + stream,

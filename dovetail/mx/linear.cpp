@@ -33,9 +33,9 @@ Linear::Linear(Options options) : options_(std::move(options)) {
   if (options_.bias) bias = register_parameter("bias", torch::empty({options_.out}, tensor_options));
 }
 
-at::Tensor Linear::forward(const at::Tensor& x, mx::QuantizedLinear::Prologue prologue) {
+at::Tensor Linear::forward(const at::Tensor& x, const mx::QuantizedLinear::Prologue& prologue) {
   if (quantized_) return quantized_->forward(x, weight, bias, prologue);
-  return dovetail::linear(prologue != nullptr ? prologue(x) : x, weight, bias);
+  return dovetail::linear(prologue != nullptr ? prologue->apply(x) : x, weight, bias);
 }
 
 void Linear::set_recipe(const mx::LinearRecipe& recipe) {

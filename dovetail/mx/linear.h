@@ -28,8 +28,8 @@ class Linear : public torch::nn::Module {
   };
   explicit Linear(Options options);
 
-  /// (..., in), or what `prologue` (dovetail::swiglu and the like; none if null) turns into that -> (..., out).
-  at::Tensor forward(const at::Tensor& x, mx::QuantizedLinear::Prologue prologue = nullptr);
+  /// (..., in), or what `prologue` (none if null) turns into that -> (..., out).
+  at::Tensor forward(const at::Tensor& x, const mx::QuantizedLinear::Prologue& prologue = nullptr);
   const Options& options() const { return options_; }
 
   /// From now on products are of quantized operands, or no more if the recipe quantizes nothing.

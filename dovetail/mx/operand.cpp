@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/mx/float8.h"
 #include "dovetail/mx/quantize.h"
@@ -11,7 +12,9 @@ namespace dovetail::mx {
 
 namespace {
 
-OperandCopies quantize_microscaling(const at::Tensor& x, const OperandRecipe& recipe, const OperandRequest& request) {
+/// x: a tensor or rows that are made.
+template <class X>
+OperandCopies quantize_microscaling(const X& x, const OperandRecipe& recipe, const OperandRequest& request) {
   QuantizeSpec spec = {
       .format = *recipe.format, .scale_mode = recipe.scale_mode, .rounding = recipe.rounding, .seed = request.seed};
   spec.count = request.count;
@@ -66,6 +69,11 @@ OperandCopies quantize_float8(const at::Tensor& x, const OperandRecipe& recipe, 
 
 OperandCopies quantize_operand(const at::Tensor& x, const OperandRecipe& recipe, const OperandRequest& request) {
   return recipe.is_microscaling() ? quantize_microscaling(x, recipe, request) : quantize_float8(x, recipe, request);
+}
+
+OperandCopies quantize_operand(const MadeRows& x, const OperandRecipe& recipe, const OperandRequest& request) {
+  DOVETAIL_CHECK(recipe.is_microscaling(), "{} is not read by rows", name(*recipe.format));
+  return quantize_microscaling(x, recipe, request);
 }
 
 at::Tensor dequantize_kept(const at::Tensor& codes, const at::Tensor& scales, const OperandRecipe& recipe,

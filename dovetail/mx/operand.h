@@ -6,6 +6,7 @@
 
 #include "dovetail/mx/recipe.h"
 #include "dovetail/mx/statistics.h"
+#include "dovetail/ops/row_operation.h"
 
 /// One tensor of a Linear as its products read it, whatever its recipe's format.
 namespace dovetail::mx {
@@ -27,6 +28,9 @@ struct OperandCopies {
 
 /// x (rows, cols), float32 or bfloat16, of a recipe with a format.
 OperandCopies quantize_operand(const at::Tensor& x, const OperandRecipe& recipe, const OperandRequest& request);
+
+/// The same of rows that are made when they are read, of a microscaling recipe.
+OperandCopies quantize_operand(const MadeRows& x, const OperandRecipe& recipe, const OperandRequest& request);
 
 /// The numbers of a kept copy.
 at::Tensor dequantize_kept(const at::Tensor& codes, const at::Tensor& scales, const OperandRecipe& recipe,

@@ -32,9 +32,9 @@ std::optional<Source> source_of(at::ScalarType dtype) {
   }
 }
 
-MXTensor empty_like(const at::Tensor& x, Format format, Orientation orientation) {
-  const auto bytes = x.options().dtype(at::kByte).memory_format(at::MemoryFormat::Contiguous).requires_grad(false);
-  return {at::empty(x.sizes(), bytes), at::empty(scale_sizes(x.sizes(), orientation), bytes), format, orientation};
+MXTensor empty_codes(at::IntArrayRef sizes, at::Device device, Format format, Orientation orientation) {
+  const auto bytes = at::TensorOptions(at::kByte).device(device);
+  return {at::empty(sizes, bytes), at::empty(scale_sizes(sizes, orientation), bytes), format, orientation};
 }
 
 /// `scales`: where those of values go, which nobody reads.
@@ -45,22 +45,24 @@ QuantizeTarget target_of(const MXTensor& codes, const at::Tensor& values, Orient
   return {.scales = scales.mutable_data_ptr<uint8_t>(), .values = values.mutable_data_ptr()};
 }
 
-/// x as a matrix whose rows are what a row copy lays its blocks along, or whose columns are what a column copy does.
-/// Both at once need x to be a matrix, or a vector, which has one row and `cols` column blocks of one element.
-QuantizeProblem problem_of(const at::Tensor& x, const QuantizeSpec& spec, Orientation orientation) {
+/// x, but for where it lies, as a matrix whose rows are what a row copy lays its blocks along, or whose columns are
+/// what a column copy does. Both at once need x to be a matrix, or a vector, which has one row and `cols` column blocks
+/// of one element.
+QuantizeProblem problem_of(at::IntArrayRef sizes, at::ScalarType dtype, const QuantizeSpec& spec,
+                           Orientation orientation) {
   const ElementSpec& element = element_spec(spec.format);
-  const int64_t rows = orientation == Orientation::kRow ? x.numel() / std::max<int64_t>(x.size(-1), 1) : x.size(0);
+  const int64_t count = c10::multiply_integers(sizes);
+  const int64_t rows = orientation == Orientation::kRow ? count / std::max<int64_t>(sizes.back(), 1) : sizes.front();
   return {.rows = rows,
-          .cols = x.numel() / std::max<int64_t>(rows, 1),
-          .source = *source_of(x.scalar_type()),
-          .x = x.const_data_ptr(),
+          .cols = count / std::max<int64_t>(rows, 1),
+          .source = *source_of(dtype),
           .spec = element,
           .addend = scale_addend(element, spec.scale_mode),
           .saturate_non_finite = spec.non_finite == NonFinite::kSaturate,
           .stochastic = spec.rounding == Rounding::kStochastic,
           .by_codec = !kernel_enabled(Kernel::kQuantize),
           .seed = spec.seed,
-          .stream = x.numel() >= kStreamedBytes};
+          .stream = count >= kStreamedBytes};
 }
 
 bool wants_row(const QuantizeSpec& spec) { return spec.copies == Copies::kRow || spec.copies == Copies::kRowAndColumn; }
@@ -103,10 +105,43 @@ QuantizeCounts run(const QuantizeProblem& problem, const at::Tensor& x, bool cou
   return counts;
 }
 
+Quantized empty_copies(at::IntArrayRef sizes, const at::TensorOptions& options, const QuantizeSpec& spec) {
+  Quantized out;
+  const auto make = [&](bool wanted, bool as_values, Orientation orientation, MXTensor& codes, at::Tensor& numbers) {
+    if (wanted && as_values) numbers = at::empty(sizes, options);
+    if (wanted && !as_values) codes = empty_codes(sizes, options.device(), spec.format, orientation);
+  };
+  make(wants_row(spec), spec.row_values, Orientation::kRow, out.row, out.row_values);
+  make(wants_column(spec), spec.column_values, Orientation::kColumn, out.column, out.column_values);
+  make(spec.copies == Copies::kSquare, spec.square_values, Orientation::kSquare, out.square, out.square_values);
+  return out;
+}
+
+/// Where the copies go that `problem` is asked for, and their scales where those of values go.
+struct Targets {
+  at::Tensor row_scales, column_scales, square_scales;
+
+  void row(const Quantized& out, QuantizeProblem& problem) {
+    problem.row = target_of(out.row, out.row_values, Orientation::kRow, row_scales);
+  }
+  void column(const Quantized& out, QuantizeProblem& problem) {
+    problem.column = target_of(out.column, out.column_values, Orientation::kColumn, column_scales);
+  }
+  void square(const Quantized& out, QuantizeProblem& problem) {
+    problem.square = target_of(out.square, out.square_values, Orientation::kSquare, square_scales);
+  }
+};
+
+void set_statistics(const QuantizeCounts& counts, Quantized& out) {
+  out.row_statistics = counts.row;
+  out.column_statistics = counts.column;
+  out.square_statistics = counts.square;
+}
+
 /// Into memory that is there and fits.
 void quantize_into_checked(const at::Tensor& x_in, const QuantizeSpec& spec, Quantized& out) {
   const bool row = wants_row(spec), column = wants_column(spec);
-  out.row_statistics = out.column_statistics = out.square_statistics = {};
+  set_statistics({}, out);
   if (x_in.is_meta() || x_in.numel() == 0) return;
 
   const TraceSpan span("dovetail::mx_quantize");
@@ -114,40 +149,47 @@ void quantize_into_checked(const at::Tensor& x_in, const QuantizeSpec& spec, Qua
   const at::Tensor x = x_in.detach().contiguous();
   // Only a matrix has its row and its column blocks in one view.
   const bool together = !(row && column) || x.dim() == 2;
-  at::Tensor row_scales, column_scales, square_scales;
-  const auto row_target = [&] { return target_of(out.row, out.row_values, Orientation::kRow, row_scales); };
-  const auto column_target = [&] {
-    return target_of(out.column, out.column_values, Orientation::kColumn, column_scales);
+  Targets targets;
+  const auto problem_along = [&](Orientation orientation) {
+    QuantizeProblem problem = problem_of(x.sizes(), x.scalar_type(), spec, orientation);
+    problem.x = x.const_data_ptr();
+    return problem;
   };
-  QuantizeProblem problem = problem_of(x, spec, row ? Orientation::kRow : Orientation::kColumn);
-  if (row) problem.row = row_target();
-  if (column && together) problem.column = column_target();
-  if (!row && !column) problem.square = target_of(out.square, out.square_values, Orientation::kSquare, square_scales);
+  QuantizeProblem problem = problem_along(row ? Orientation::kRow : Orientation::kColumn);
+  if (row) targets.row(out, problem);
+  if (column && together) targets.column(out, problem);
+  if (!row && !column) targets.square(out, problem);
   QuantizeCounts counts = run(problem, x, spec.count);
   if (!together) {
-    problem = problem_of(x, spec, Orientation::kColumn);
-    problem.column = column_target();
+    problem = problem_along(Orientation::kColumn);
+    targets.column(out, problem);
     counts.add(run(problem, x, spec.count));
   }
-  out.row_statistics = counts.row;
-  out.column_statistics = counts.column;
-  out.square_statistics = counts.square;
+  set_statistics(counts, out);
 }
 
 }  // namespace
 
 Quantized quantize(const at::Tensor& x, const QuantizeSpec& spec) {
   check_input(x, spec);
-  Quantized out;
-  const auto options = x.options().memory_format(at::MemoryFormat::Contiguous).requires_grad(false);
-  const auto make = [&](bool wanted, bool as_values, Orientation orientation, MXTensor& codes, at::Tensor& numbers) {
-    if (wanted && as_values) numbers = at::empty(x.sizes(), options);
-    if (wanted && !as_values) codes = empty_like(x, spec.format, orientation);
-  };
-  make(wants_row(spec), spec.row_values, Orientation::kRow, out.row, out.row_values);
-  make(wants_column(spec), spec.column_values, Orientation::kColumn, out.column, out.column_values);
-  make(spec.copies == Copies::kSquare, spec.square_values, Orientation::kSquare, out.square, out.square_values);
+  Quantized out =
+      empty_copies(x.sizes(), x.options().memory_format(at::MemoryFormat::Contiguous).requires_grad(false), spec);
   quantize_into_checked(x, spec, out);
+  return out;
+}
+
+Quantized quantize(const MadeRows& x, const QuantizeSpec& spec) {
+  DOVETAIL_CHECK(x.sizes.size() == 2 && (x.dtype == at::kFloat || x.dtype == at::kBFloat16), "{} sizes of {}",
+                 x.sizes.size(), c10::toString(x.dtype));
+  Quantized out = empty_copies(x.sizes, at::TensorOptions(x.dtype), spec);
+  const TraceSpan span("dovetail::mx_quantize");
+  simd_level();
+  QuantizeProblem problem = problem_of(x.sizes, x.dtype, spec, Orientation::kRow);
+  Targets targets;
+  if (wants_row(spec)) targets.row(out, problem);
+  if (wants_column(spec)) targets.column(out, problem);
+  if (spec.copies == Copies::kSquare) targets.square(out, problem);
+  set_statistics(quantize_blocks(problem, x.make), out);
   return out;
 }
 

@@ -5,6 +5,7 @@
 #include "dovetail/mx/format.h"
 #include "dovetail/mx/statistics.h"
 #include "dovetail/mx/tensor.h"
+#include "dovetail/ops/row_operation.h"
 
 namespace dovetail::mx {
 
@@ -48,6 +49,9 @@ struct Quantized {
 /// Throws UserError for a tensor that cannot be quantized, naming it.
 /// Source: OCP Microscaling Formats v1.0; scale rounding of arXiv 2506.08027, algorithm 1.
 Quantized quantize(const at::Tensor& x, const QuantizeSpec& spec = {});
+
+/// The same of a matrix whose rows are made when they are read, on the CPU: it never exists as a whole.
+Quantized quantize(const MadeRows& x, const QuantizeSpec& spec = {});
 
 /// The same into the copies of an earlier `quantize` of a tensor of this shape, whose memory is written anew: a
 /// weight's copies after each step. Throws UserError when a copy that `spec` asks for is not there, is of another shape

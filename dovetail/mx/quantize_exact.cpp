@@ -53,7 +53,7 @@ struct BlockMaximum {
 BlockMaximum block_maximum(const QuantizeProblem& p, PieceRange block) {
   BlockMaximum found;
   for_each_element(p.cols, block, [&](int64_t index) {
-    const uint32_t magnitude = load_bits(p.source, p.x, index) & bits::kMagnitude;
+    const uint32_t magnitude = load_bits(p.source, p.x, index - p.first_row * p.cols) & bits::kMagnitude;
     if (magnitude >= bits::kInfinity) {
       found.non_finite = true;
     } else {
@@ -95,7 +95,7 @@ void quantize_exactly(const QuantizeProblem& p, PieceRange block, const Quantize
   RandomWords random(p.seed);
   int64_t saturations = 0;
   for_each_element(p.cols, block, [&](int64_t index) {
-    const uint32_t x = load_bits(p.source, p.x, index), magnitude = x & bits::kMagnitude;
+    const uint32_t x = load_bits(p.source, p.x, index - p.first_row * p.cols), magnitude = x & bits::kMagnitude;
     const ElementRounding rounding{p.stochastic, p.stochastic ? random.at(static_cast<uint64_t>(index)) : 0};
     const uint8_t code = encode(x, byte, p.spec, rounding);
     put(p, target, index, code, byte);

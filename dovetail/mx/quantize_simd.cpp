@@ -13,6 +13,7 @@
 #include "dovetail/mx/quantize_inl.h"
 #include "dovetail/mx/quantize_simd.h"
 #include "dovetail/mx/scales_inl.h"
+#include "dovetail/ops/workspace.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -93,11 +94,17 @@ bool quantize_groups(const QuantizeProblem& p, const VectorEncoder& f, const T* 
 
 HWY_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+/// Where element (row, col) lies.
+template <class T>
+HWY_INLINE const T* at(const QuantizeProblem& p, int64_t row, int64_t col) {
+  return static_cast<const T*>(p.x) + (row - p.first_row) * p.cols + col;
+}
+
 /// Up to kChunk elements of a row.
 template <class T, bool kTwosComplement, class Out>
 void quantize_row(const QuantizeProblem& p, const VectorEncoder& f, int64_t row, int64_t col, int64_t count,
                   Statistics& statistics) {
-  const T* x = static_cast<const T*>(p.x) + row * p.cols + col;
+  const T* x = at<T>(p, row, col);
   Out* out = memory_of<Out>(p.row) + row * p.cols + col;
   uint8_t* scales = p.row.scales + row * ceil_div(p.cols, kBlock) + col / kBlock;
   const auto exactly = [&](int64_t begin, int64_t end) {
@@ -199,7 +206,7 @@ void quantize_tile(const QuantizeProblem& p, const VectorEncoder& f, PieceRange 
     return;
   }
   statistics.elements += rows * width;
-  const T* x = static_cast<const T*>(p.x) + row * p.cols + col;
+  const T* x = at<T>(p, row, col);
   Out* out = memory_of<Out>(p.column) + row * p.cols + col;
   if (width == kPacked)
     return encode_tile<T, kTwosComplement>(p, f, s, {x, p.cols}, rows, next, Tile<Out>{out, p.cols}, statistics);
@@ -232,7 +239,7 @@ void quantize_squares(const QuantizeProblem& p, const VectorEncoder& f, PieceRan
   HWY_ALIGN T padded[kChunk];
   HWY_ALIGN Out padded_out[kChunk];
   for (int64_t r = row; r < row + rows; ++r) {
-    const T* x = static_cast<const T*>(p.x) + r * p.cols + col;
+    const T* x = at<T>(p, r, col);
     Out* out = memory_of<Out>(p.square) + r * p.cols + col;
     if (count % kGroup == 0) {
       encode_row<T, kTwosComplement>(p, f, s, x, blocks, x + kBlock * p.cols, out, statistics);
@@ -267,11 +274,11 @@ void quantize_piece(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& 
     for (int64_t r = row; r < row + rows; ++r) {
       for (int64_t i = 0; p.row.wanted() && i < cols; i += kChunk)
         quantize_row<T, kTwosComplement, Out>(p, f, r, col + i, std::min(kChunk, cols - i), counts.row);
-      if (down) raise_maxima(static_cast<const T*>(p.x) + r * p.cols + col, cols, maxima);
+      if (down) raise_maxima(at<T>(p, r, col), cols, maxima);
     }
   });
   if (p.column.wanted()) {
-    const T* x = static_cast<const T*>(p.x) + row * p.cols + col;
+    const T* x = at<T>(p, row, col);
     // The next piece lies beside this one, or begins the next strip.
     const T* next = col + cols < p.cols ? x + cols : x + kBlock * p.cols - col;
     with_memory_type<T>(p.column, [&](auto* memory) {
@@ -320,21 +327,36 @@ namespace dovetail::mx {
 
 HWY_EXPORT(QuantizePiece);
 
-QuantizeCounts quantize_blocks(const QuantizeProblem& p) {
+QuantizeCounts quantize_blocks(const QuantizeProblem& p, const RowMaker& make) {
   if (p.rows == 0 || p.cols == 0) return {};
   constexpr int64_t kPieceElements = kBlock * kPieceColumns;
   const bool down = p.column.wanted() || p.square.wanted();
   const int64_t width = std::min(p.cols, down ? kPieceColumns : kPieceElements);
   const int64_t height = down ? kBlock : std::max<int64_t>(1, kPieceElements / width);
-  const int64_t across = (p.cols + width - 1) / width, pieces = (p.rows + height - 1) / height * across;
-  const int64_t grain = std::max<int64_t>(1, kPieceElements / (width * height));
-  std::vector<QuantizeCounts> parts(static_cast<size_t>((pieces + grain - 1) / grain));
-  parallel_pieces(pieces, grain, [&](int64_t begin, int64_t end) {
+  const int64_t across = (p.cols + width - 1) / width, strips = (p.rows + height - 1) / height;
+  // What one thread takes at a time: pieces, or whole strips where they have to be made.
+  const int64_t items = make ? strips : strips * across, item_width = make ? p.cols : width;
+  const int64_t grain = std::max<int64_t>(1, kPieceElements / (item_width * height));
+  std::vector<QuantizeCounts> parts(static_cast<size_t>((items + grain - 1) / grain));
+  const auto quantize_piece = [&](const QuantizeProblem& problem, int64_t row, int64_t col, QuantizeCounts& counts) {
+    HWY_DYNAMIC_DISPATCH(QuantizePiece)
+    (problem, {row, std::min(height, p.rows - row), col, std::min(width, p.cols - col)}, counts);
+  };
+  const auto strip_floats =
+      static_cast<size_t>(height * p.cols) * (p.source == Source::kFloat32 ? 4 : 2) / sizeof(float) + 1;
+  parallel_pieces(items, grain, [&](int64_t begin, int64_t end) {
     QuantizeCounts& counts = parts[static_cast<size_t>(begin / grain)];
-    for (int64_t piece = begin; piece < end; ++piece) {
-      const int64_t row = piece / across * height, col = piece % across * width;
-      HWY_DYNAMIC_DISPATCH(QuantizePiece)
-      (p, {row, std::min(height, p.rows - row), col, std::min(width, p.cols - col)}, counts);
+    for (int64_t item = begin; item < end; ++item) {
+      if (!make) {
+        quantize_piece(p, item / across * height, item % across * width, counts);
+        continue;
+      }
+      QuantizeProblem made = p;
+      made.first_row = item * height;
+      void* strip = workspace(Workspace::kMadeRows, strip_floats);
+      make(made.first_row, std::min(height, p.rows - made.first_row), strip);
+      made.x = strip;
+      for (int64_t col = 0; col < p.cols; col += width) quantize_piece(made, made.first_row, col, counts);
     }
   });
   QuantizeCounts sum;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "dovetail/mx/codec.h"
 #include "dovetail/mx/statistics.h"
@@ -44,6 +45,7 @@ struct QuantizeProblem {
   int64_t rows = 0, cols = 0;
   Source source = Source::kFloat32;
   const void* x = nullptr;
+  int64_t first_row = 0;  ///< the row at which x begins, on the CPU
   ElementSpec spec = {};
   uint32_t addend = 0;  ///< of the scale mode, see `scale_byte`
   bool saturate_non_finite = false;
@@ -61,8 +63,12 @@ struct QuantizeCounts {
   void add(const QuantizeCounts& other);
 };
 
-/// Quantizes on all threads. The result, the sums of `QuantizeCounts` included, does not depend on their number.
-QuantizeCounts quantize_blocks(const QuantizeProblem& problem);
+/// Rows [row, row + rows) of x to `to`, contiguous.
+using RowMaker = std::function<void(int64_t row, int64_t rows, void* to)>;
+
+/// Quantizes on all threads. The result, the sums of `QuantizeCounts` included, does not depend on their number. With
+/// `make` there is no x: each thread makes a few rows at a time, which stay in its second-level cache.
+QuantizeCounts quantize_blocks(const QuantizeProblem& problem, const RowMaker& make = {});
 
 /// Rows [row, row + rows) by columns [col, col + cols).
 struct PieceRange {

@@ -55,12 +55,14 @@ LastInput& last_input() {
 
 struct Holder : torch::CustomClassHolder {
   Holder(std::shared_ptr<QuantizedLinear> layer, QuantizedLinear::Prologue prologue)
-      : layer(std::move(layer)), prologue(prologue) {}
+      : layer(std::move(layer)), prologue(std::move(prologue)) {}
   std::shared_ptr<QuantizedLinear> layer;
   QuantizedLinear::Prologue prologue;
 };
 
 at::Tensor as_rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
+
+std::optional<at::Tensor> optional(const at::Tensor& x) { return x.defined() ? std::optional(x) : std::nullopt; }
 
 /// a @ b, b transposed if asked, of operands in one dtype, as `dtype`.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options, at::ScalarType dtype) {
@@ -71,17 +73,29 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b, const GemmOptions& 
 
 class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinearFunction> {
  public:
+  /// `prologue_weight`, `prologue_bias`: those that the holder's prologue knows too, here for the graph.
   /// `trains_weight`: its gradient will be asked for.
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                            const std::optional<at::Tensor>& bias, const c10::intrusive_ptr<Holder>& holder,
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x_in, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& prologue_weight,
+                            const std::optional<at::Tensor>& prologue_bias, const c10::intrusive_ptr<Holder>& holder,
                             bool trains_weight) {
     QuantizedLinear& layer = *holder->layer;
     const LinearRecipe& recipe = layer.recipe_;
+    const RowOperation* prologue = holder->prologue.get();
+    const bool by_rows = prologue != nullptr && recipe.activation.format && recipe.activation.is_microscaling() &&
+                         prologue->has_rows(x_in);
+    const at::Tensor x = by_rows ? x_in.contiguous() : x_in;
     const at::ScalarType dtype = emulation_dtype(x, recipe.activation, recipe.weight);
-    const at::Tensor input = holder->prologue != nullptr ? holder->prologue(x) : x, rows = as_rows(input);
-    at::Tensor operand = rows, codes, scales;
-    if (recipe.activation.format) {
-      const bool keeps_column = trains_weight && holder->prologue == nullptr;
+    RowOperation::Statistics statistics;
+    at::Tensor operand, codes, scales;
+    if (by_rows) {
+      operand = layer.quantized(Operand::kActivation, prologue->rows(x, statistics), {.row = true}).row;
+    } else {
+      operand = as_rows(prologue != nullptr ? prologue->apply(x) : x);
+    }
+    if (recipe.activation.format && !by_rows) {
+      const at::Tensor rows = operand;
+      const bool keeps_column = trains_weight && prologue == nullptr;
       if (keeps_column) std::tie(codes, scales) = last_input().find(x, recipe.activation);
       const bool makes_column = keeps_column && !codes.defined();
       const OperandCopies copies = layer.quantized(Operand::kActivation, rows, {.row = true, .kept = makes_column});
@@ -95,15 +109,14 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     const at::Tensor y =
         product(operand.to(dtype), layer.weight_operand(weight, {.row = true}).to(dtype),
                 {.transpose_b = true, .bias = bias ? bias->to(dtype).contiguous() : at::Tensor()}, x.scalar_type());
-    if (codes.defined()) {
-      context->save_for_backward({weight, codes, scales});
-    } else {
-      context->save_for_backward({weight, trains_weight || holder->prologue != nullptr ? x : at::Tensor()});
-    }
+    const bool needs_x = !codes.defined() && (trains_weight || prologue != nullptr);
+    context->save_for_backward({weight, codes, scales, needs_x ? x : at::Tensor(), statistics.rstd, statistics.mean});
     context->saved_data["holder"] = c10::IValue::make_capsule(holder);
-    context->saved_data["has_bias"] = bias.has_value();
+    context->saved_data["by_rows"] = by_rows;
+    context->saved_data["optional_inputs"] =
+        std::vector<int64_t>{bias.has_value(), prologue_weight.has_value(), prologue_bias.has_value()};
     context->saved_data["sizes"] = x.sizes();
-    auto sizes = input.sizes().vec();
+    auto sizes = x.sizes().vec();
     sizes.back() = weight.size(0);
     return y.view(sizes);
   }
@@ -111,13 +124,22 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
     const auto saved = context->get_saved_variables();
+    const at::Tensor &weight = saved[0], &codes = saved[1], &scales = saved[2], &kept_x = saved[3];
+    const RowOperation::Statistics statistics = {saved[4], saved[5]};
     const auto holder = c10::static_intrusive_pointer_cast<Holder>(context->saved_data["holder"].toCapsule());
     QuantizedLinear& layer = *holder->layer;
     const LinearRecipe& recipe = layer.recipe_;
-    const at::Tensor& weight = saved[0];
+    const RowOperation* prologue = holder->prologue.get();
+    const bool by_rows = context->saved_data["by_rows"].toBool();
     const at::Tensor dy = as_rows(gradients[0]);
     const at::ScalarType result_dtype = weight.scalar_type();
-    const bool wants_input = context->needs_input_grad(0), wants_weight = context->needs_input_grad(1);
+    // Inputs that are not there have no number.
+    size_t edge = 2;
+    std::vector<bool> wants_optional;
+    for (const int64_t there : context->saved_data["optional_inputs"].toIntVector())
+      wants_optional.push_back(there != 0 && context->needs_input_grad(edge++));
+    const bool wants_bias = wants_optional[0], wants_weight = context->needs_input_grad(1);
+    const bool wants_input = context->needs_input_grad(0) || wants_optional[1] || wants_optional[2];
 
     at::Tensor by_row = dy, by_column = dy;
     if (recipe.gradient.format && (wants_input || wants_weight)) {
@@ -129,20 +151,22 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     }
 
     // Each operand goes when its product is done: they are as large as activations.
-    at::Tensor dx, dweight, dbias;
-    const bool column_kept = saved.size() > 2;
-    at::Tensor x, input;  // the prologue's graph, from x to its result
-    if (!column_kept && (wants_weight || holder->prologue != nullptr)) {
-      const at::AutoGradMode with_grad(holder->prologue != nullptr && wants_input);
-      x = saved[1].detach();
+    at::Tensor dinput, dweight, dbias;
+    at::Tensor x, input;  // the prologue's graph, from x to its result, where that is not made by rows
+    if (kept_x.defined() && !by_rows) {
+      const at::AutoGradMode with_grad(prologue != nullptr && wants_input);
+      x = kept_x.detach();
       if (at::GradMode::is_enabled()) x.requires_grad_();
-      input = holder->prologue != nullptr ? holder->prologue(x) : x;
+      input = prologue != nullptr ? prologue->apply(x) : x;
     }
     if (wants_weight) {
       const at::ScalarType dtype = emulation_dtype(dy, recipe.gradient, recipe.activation);
       at::Tensor operand;
-      if (column_kept) {
-        operand = dequantize_kept(saved[1], saved[2], recipe.activation, dtype);
+      if (codes.defined()) {
+        operand = dequantize_kept(codes, scales, recipe.activation, dtype);
+      } else if (by_rows) {
+        RowOperation::Statistics known;
+        operand = layer.activation_again(prologue->rows(kept_x, known));
       } else {
         operand = as_rows(input.detach());
         if (recipe.activation.format) operand = layer.activation_again(operand);
@@ -152,19 +176,35 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     by_column.reset();
     if (wants_input) {
       const at::ScalarType dtype = emulation_dtype(dy, recipe.gradient, recipe.weight);
-      dx = product(by_row.to(dtype), layer.weight_operand(weight, {.column = true}).to(dtype), {}, result_dtype);
+      dinput = product(by_row.to(dtype), layer.weight_operand(weight, {.column = true}).to(dtype), {}, result_dtype);
     }
     by_row.reset();
-    if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2))
-      dbias = gemm(at::ones({1, dy.size(0)}, dy.options()), dy).squeeze(0);
-    if (dx.defined()) {
-      if (holder->prologue != nullptr) {
-        dx = torch::autograd::grad({input}, {x}, {dx.view(input.sizes())})[0];
-      } else {
-        dx = dx.view(context->saved_data["sizes"].toIntVector());
-      }
+    if (wants_bias) dbias = gemm(at::ones({1, dy.size(0)}, dy.options()), dy).squeeze(0);
+    RowOperation::Gradients before = {.x = dinput, .parameters = {}};
+    if (dinput.defined() && by_rows) {
+      before = prologue->gradients(kept_x, statistics, dinput);
+    } else if (dinput.defined() && prologue != nullptr) {
+      before = gradients_of(*prologue, x, input, dinput.view(input.sizes()));
     }
-    return {dx, dweight, dbias, at::Tensor(), at::Tensor()};
+    if (before.x.defined()) before.x = before.x.view(context->saved_data["sizes"].toIntVector());
+    return {before.x, dweight, dbias, before.parameters.weight, before.parameters.bias, at::Tensor(), at::Tensor()};
+  }
+
+ private:
+  /// By autograd, of input = prologue(x).
+  static RowOperation::Gradients gradients_of(const RowOperation& prologue, const at::Tensor& x,
+                                              const at::Tensor& input, const at::Tensor& dinput) {
+    const RowOperation::Parameters parameters = prologue.parameters();
+    torch::autograd::variable_list leaves = {x};
+    for (const at::Tensor* parameter : {&parameters.weight, &parameters.bias}) {
+      if (parameter->defined() && parameter->requires_grad()) leaves.push_back(*parameter);
+    }
+    const auto found = torch::autograd::grad({input}, leaves, {dinput});
+    RowOperation::Gradients result = {.x = found[0], .parameters = {}};
+    size_t next = 1;
+    if (parameters.weight.defined() && parameters.weight.requires_grad()) result.parameters.weight = found[next++];
+    if (parameters.bias.defined() && parameters.bias.requires_grad()) result.parameters.bias = found[next];
+    return result;
   }
 };
 
@@ -189,7 +229,8 @@ void QuantizedLinear::remember_amax(Operand operand, float amax) {
   history[0].fill_(amax);
 }
 
-OperandCopies QuantizedLinear::quantized(Operand operand, const at::Tensor& x, OperandRequest request) {
+template <class X>
+OperandCopies QuantizedLinear::quantized(Operand operand, const X& x, OperandRequest request) {
   const OperandRecipe& how = recipe_.of(operand);
   request.amax = amax_for(operand);
   request.count = count_;
@@ -210,8 +251,9 @@ float QuantizedLinear::amax_for(Operand operand) const {
   return most > 0 ? most : largest_number(*recipe_.of(operand).format);  // nothing is known: the scale 1
 }
 
-at::Tensor QuantizedLinear::activation_again(const at::Tensor& rows) {
-  return quantize_operand(rows, recipe_.activation,
+template <class X>
+at::Tensor QuantizedLinear::activation_again(const X& x) {
+  return quantize_operand(x, recipe_.activation,
                           {.column = true, .amax = amax_for(Operand::kActivation), .count = false})
       .column;
 }
@@ -223,7 +265,7 @@ at::Tensor QuantizedLinear::weight_operand(const at::Tensor& weight, const Opera
 }
 
 at::Tensor QuantizedLinear::forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                                    Prologue prologue) {
+                                    const Prologue& prologue) {
   const auto check = [&](bool fine, const char* what, const at::Tensor& tensor) {
     user_check(fine, "{}: {}; it is {}", name_, what, describe(tensor));
   };
@@ -241,7 +283,8 @@ at::Tensor QuantizedLinear::forward(const at::Tensor& x, const at::Tensor& weigh
     sizes.back() = weight.size(0);
     return at::empty(sizes, x.options());
   }
-  return QuantizedLinearFunction::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt,
+  const RowOperation::Parameters beside = prologue != nullptr ? prologue->parameters() : RowOperation::Parameters{};
+  return QuantizedLinearFunction::apply(x, weight, optional(bias), optional(beside.weight), optional(beside.bias),
                                         c10::make_intrusive<Holder>(shared_from_this(), prologue),
                                         at::GradMode::is_enabled() && weight.requires_grad());
 }

@@ -31,7 +31,8 @@ struct LinearStatistics {
 ///
 /// Row and column copies are made from one read of the tensor. Backward keeps the column copy of x alone, and Linears
 /// that read the same x one after another share it; with a prologue backward keeps what the prologue read, which the
-/// prologue's own backward needs anyhow, and makes the column copy then.
+/// prologue's own backward needs anyhow, and makes the column copy then. On the CPU the prologue's result never exists:
+/// the quantizer takes it a few rows at a time.
 ///
 /// Products are emulated: what is quantized goes on as bfloat16, in which every format is exact (see `dequantize`), and
 /// is added up in FP32; on a CPU without bfloat16 instructions, for float32 x, and where a scale is not a power of two,
@@ -42,14 +43,14 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   /// `name` is the layer's, for messages.
   QuantizedLinear(const LinearRecipe& recipe, std::string name);
 
-  /// An elementwise operation between x and the product, as dovetail::swiglu; its result is not kept.
-  using Prologue = at::Tensor (*)(const at::Tensor&);
+  /// An activation or a norm between x and the product; its result is not kept.
+  using Prologue = std::shared_ptr<const RowOperation>;
 
   /// x (..., in), or what `prologue` turns into that; weight (out, in); bias (out) or undefined; float32 or bfloat16,
   /// all of one dtype, on the CPU or a GPU (microscaling formats only). y (..., out). The meta device gives shapes.
   /// Throws UserError naming the layer.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {},
-                     Prologue prologue = nullptr);
+                     const Prologue& prologue = nullptr);
 
   const LinearRecipe& recipe() const { return recipe_; }
 
@@ -69,10 +70,12 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   friend class QuantizedLinearFunction;
   float amax_for(Operand operand) const;
 
-  /// Copies of a tensor, counted.
-  OperandCopies quantized(Operand operand, const at::Tensor& x, OperandRequest request);
+  /// Copies of x, a tensor or MadeRows, counted.
+  template <class X>
+  OperandCopies quantized(Operand operand, const X& x, OperandRequest request);
   /// The column copy of an activation that forward has counted.
-  at::Tensor activation_again(const at::Tensor& rows);
+  template <class X>
+  at::Tensor activation_again(const X& x);
   /// The weight as a product reads it, by row or by column.
   at::Tensor weight_operand(const at::Tensor& weight, const OperandRequest& request);
 

@@ -10,6 +10,7 @@
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/norm_simd.h"
+#include "dovetail/ops/row_operation.h"
 
 namespace dovetail {
 
@@ -44,6 +45,18 @@ NormProblem problem(const at::Tensor& x, const at::Tensor& weight, const at::Ten
 
 at::Tensor float_contiguous(const at::Tensor& x) { return x.defined() ? x.to(at::kFloat).contiguous() : x; }
 
+/// x and dy contiguous; of weight and, if it is defined, bias in their dtypes.
+RowOperation::Gradients norm_gradients(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                                       const at::Tensor& mean, const at::Tensor& rstd, const at::Tensor& dy) {
+  const at::Tensor dx = at::empty(x.sizes(), x.options()), wide_weight = float_contiguous(weight);
+  const at::Tensor dweight = at::empty(weight.sizes(), wide_weight.options());
+  const at::Tensor dbias = bias.defined() ? at::empty(bias.sizes(), wide_weight.options()) : at::Tensor();
+  const auto kernel = x.is_cuda() ? cuda_kernels()->norm_backward : &norm_backward;
+  kernel(problem(x, wide_weight, {}, mean, rstd, 0.0), dy.const_data_ptr(), dx.mutable_data_ptr(),
+         dweight.mutable_data_ptr<float>(), dbias.defined() ? dbias.mutable_data_ptr<float>() : nullptr);
+  return {dx, {dweight.to(weight.scalar_type()), dbias.defined() ? dbias.to(bias.scalar_type()) : dbias}};
+}
+
 /// RMS norm when `centered` is false, layer norm otherwise.
 class NormFunction : public torch::autograd::Function<NormFunction> {
  public:
@@ -65,32 +78,73 @@ class NormFunction : public torch::autograd::Function<NormFunction> {
                                                  torch::autograd::variable_list gradients) {
     const TraceSpan span("dovetail::norm");
     const auto saved = context->get_saved_variables();
-    const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2], &mean = saved[3], &rstd = saved[4];
-    const at::Tensor dy = gradients[0].contiguous(), dx = at::empty(x.sizes(), x.options());
-    const at::Tensor wide_weight = float_contiguous(weight);
-    const at::Tensor dweight = at::empty(weight.sizes(), wide_weight.options());
-    const at::Tensor dbias = bias.defined() ? at::empty(bias.sizes(), wide_weight.options()) : at::Tensor();
-    const auto kernel = x.is_cuda() ? cuda_kernels()->norm_backward : &norm_backward;
-    kernel(problem(x, wide_weight, {}, mean, rstd, 0.0), dy.const_data_ptr(), dx.mutable_data_ptr(),
-           dweight.mutable_data_ptr<float>(), dbias.defined() ? dbias.mutable_data_ptr<float>() : nullptr);
-    return {dx, dweight.to(weight.scalar_type()), dbias.defined() ? dbias.to(bias.scalar_type()) : dbias, at::Tensor(),
-            at::Tensor()};
+    const auto found = norm_gradients(saved[0], saved[1], saved[2], saved[3], saved[4], gradients[0].contiguous());
+    return {found.x, found.parameters.weight, found.parameters.bias, at::Tensor(), at::Tensor()};
   }
+};
+
+bool by_kernel(const at::Tensor& x) { return use_kernel(Kernel::kNorm, x) && x.numel() > 0; }
+
+class NormOperation : public RowOperation {
+ public:
+  NormOperation(const at::Tensor& weight, const at::Tensor& bias, double eps, bool centered)
+      : weight_(weight), bias_(bias), eps_(eps), centered_(centered) {}
+
+  at::Tensor apply(const at::Tensor& x) const override {
+    return centered_ ? layer_norm(x, weight_, bias_, eps_) : rms_norm(x, weight_, eps_);
+  }
+  Parameters parameters() const override { return {weight_, bias_}; }
+  bool has_rows(const at::Tensor& x) const override { return x.is_cpu() && by_kernel(x); }
+
+  MadeRows rows(const at::Tensor& x, Statistics& statistics) const override {
+    check_norm(centered_ ? "layer_norm" : "rms_norm", x, weight_, bias_);
+    const int64_t width = x.size(-1), count = x.numel() / width;
+    statistics.rstd = at::empty({count}, at::kFloat);
+    if (centered_) statistics.mean = at::empty({count}, at::kFloat);
+    return {.sizes = {count, width},
+            .dtype = x.scalar_type(),
+            .make = [x, weight = float_contiguous(weight_.detach()),
+                     bias = bias_.defined() ? float_contiguous(bias_.detach()) : bias_, statistics, eps = eps_,
+                     width](int64_t row, int64_t rows, void* to) {
+              NormProblem part = problem(x, weight, bias, statistics.mean, statistics.rstd, eps);
+              part.rows = rows;
+              part.x = static_cast<const char*>(part.x) + row * width * x.element_size();
+              part.rstd += row;
+              if (part.mean != nullptr) part.mean += row;
+              norm_forward(part, to);
+            }};
+  }
+
+  Gradients gradients(const at::Tensor& x, const Statistics& statistics, const at::Tensor& dy) const override {
+    return norm_gradients(x, weight_, bias_, statistics.mean, statistics.rstd, dy.contiguous());
+  }
+
+ private:
+  at::Tensor weight_, bias_;
+  double eps_;
+  bool centered_;
 };
 
 }  // namespace
 
+std::shared_ptr<const RowOperation> rms_norm_operation(const at::Tensor& weight, double eps) {
+  return std::make_shared<NormOperation>(weight, at::Tensor(), eps, false);
+}
+std::shared_ptr<const RowOperation> layer_norm_operation(const at::Tensor& weight, const at::Tensor& bias, double eps) {
+  return std::make_shared<NormOperation>(weight, bias, eps, true);
+}
+
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   check_norm("rms_norm", x, weight, {});
   if (x.is_meta()) return at::empty_like(x);
-  if (!use_kernel(Kernel::kNorm, x) || x.numel() == 0) return composed::rms_norm(x, weight, eps);
+  if (!by_kernel(x)) return composed::rms_norm(x, weight, eps);
   return NormFunction::apply(x, weight, std::optional<at::Tensor>(), eps, false);
 }
 
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps) {
   check_norm("layer_norm", x, weight, bias);
   if (x.is_meta()) return at::empty_like(x);
-  if (!use_kernel(Kernel::kNorm, x) || x.numel() == 0) return composed::layer_norm(x, weight, bias, eps);
+  if (!by_kernel(x)) return composed::layer_norm(x, weight, bias, eps);
   return NormFunction::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt, eps, true);
 }
 
