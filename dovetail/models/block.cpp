@@ -81,7 +81,8 @@ Attention::Attention(const ModelConfig& config, const std::string& name, c10::De
                                              .bias = config.bias,
                                              .role = LinearRole::kAttentionOut,
                                              .name = name + ".out",
-                                             .device = device}));
+                                             .device = device,
+                                             .input_stays = true}));  // attention keeps its result
 }
 
 at::Tensor Attention::forward(const at::Tensor& x_btc, const Norm& norm, CacheSlot* slot) {

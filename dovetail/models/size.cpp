@@ -44,11 +44,9 @@ int64_t block_bytes(const ModelConfig& c, const BlockRecipes& recipes, int64_t e
   const auto input = [&](const mx::LinearRecipe& recipe, int64_t elements) {
     return recipe.quantizes() ? 0 : elements * element;
   };
-  // Inputs of both norms; queries, keys and values; attention's result; ffn.up.
+  // Inputs of both norms; queries, keys and values; attention's result, which attention.out reads; ffn.up.
   int64_t bytes = (2 * c.width + qkv_width(c) + mixed + ffn_up_width(c)) * element;
   bytes += input(recipes.qkv, c.width) + input(recipes.up, c.width) + input(recipes.down, c.ffn_width);
-  // Codes and scales, beside what attention keeps.
-  if (recipes.out.activation.format) bytes += mixed + mixed / mx::kBlock;
   // rstd (and mean) of both norms, log-sum-exp of each head.
   const auto statistics = (c.norm == "layernorm" ? 4 : 2) + c.heads;
   return bytes + statistics * static_cast<int64_t>(sizeof(float));

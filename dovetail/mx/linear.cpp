@@ -39,7 +39,8 @@ at::Tensor Linear::forward(const at::Tensor& x, const mx::QuantizedLinear::Prolo
 }
 
 void Linear::set_recipe(const mx::LinearRecipe& recipe) {
-  quantized_ = recipe.quantizes() ? std::make_shared<mx::QuantizedLinear>(recipe, options_.name) : nullptr;
+  quantized_ =
+      recipe.quantizes() ? std::make_shared<mx::QuantizedLinear>(recipe, options_.name, options_.input_stays) : nullptr;
 }
 
 std::shared_ptr<Linear> make_linear(Linear::Options options) { return std::make_shared<Linear>(std::move(options)); }

@@ -25,6 +25,7 @@ class Linear : public torch::nn::Module {
     LinearRole role = LinearRole::kHead;
     std::string name;
     c10::Device device = c10::kCPU;  ///< meta: sizes only
+    bool input_stays = false;        ///< as in QuantizedLinear
   };
   explicit Linear(Options options);
 

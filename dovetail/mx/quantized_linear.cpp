@@ -95,7 +95,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     }
     if (recipe.activation.format && !by_rows) {
       const at::Tensor rows = operand;
-      const bool keeps_column = trains_weight && prologue == nullptr;
+      const bool keeps_column = trains_weight && prologue == nullptr && !layer.input_stays_;
       if (keeps_column) std::tie(codes, scales) = last_input().find(x, recipe.activation);
       const bool makes_column = keeps_column && !codes.defined();
       const OperandCopies copies = layer.quantized(Operand::kActivation, rows, {.row = true, .kept = makes_column});
@@ -208,8 +208,8 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
   }
 };
 
-QuantizedLinear::QuantizedLinear(const LinearRecipe& recipe, std::string name)
-    : recipe_(recipe), name_(std::move(name)) {
+QuantizedLinear::QuantizedLinear(const LinearRecipe& recipe, std::string name, bool input_stays)
+    : recipe_(recipe), name_(std::move(name)), input_stays_(input_stays) {
   for (const Operand operand : kOperands) {
     const OperandRecipe& how = recipe_.of(operand);
     if (how.history > 0) amax_history(operand) = at::zeros({how.history}, at::kFloat);

@@ -30,9 +30,9 @@ struct LinearStatistics {
 ///     dw = col(dy)^T col(x)              blocks along the tokens
 ///
 /// Row and column copies are made from one read of the tensor. Backward keeps the column copy of x alone, and Linears
-/// that read the same x one after another share it; with a prologue backward keeps what the prologue read, which the
-/// prologue's own backward needs anyhow, and makes the column copy then. On the CPU the prologue's result never exists:
-/// the quantizer takes it a few rows at a time.
+/// that read the same x one after another share it. Where x stays in any case, backward keeps that instead, and where
+/// there is a prologue what the prologue read, which the prologue's own backward needs anyhow; the column copy is made
+/// then. On the CPU the prologue's result never exists: the quantizer takes it a few rows at a time.
 ///
 /// Products are emulated: what is quantized goes on as bfloat16, in which every format is exact (see `dequantize`), and
 /// is added up in FP32; on a CPU without bfloat16 instructions, for float32 x, and where a scale is not a power of two,
@@ -40,8 +40,8 @@ struct LinearStatistics {
 /// dequantizing a copy.
 class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
  public:
-  /// `name` is the layer's, for messages.
-  QuantizedLinear(const LinearRecipe& recipe, std::string name);
+  /// `name` is the layer's, for messages. `input_stays`: the backward pass of what makes x keeps x anyhow.
+  QuantizedLinear(const LinearRecipe& recipe, std::string name, bool input_stays = false);
 
   /// An activation or a norm between x and the product; its result is not kept.
   using Prologue = std::shared_ptr<const RowOperation>;
@@ -81,6 +81,7 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
 
   LinearRecipe recipe_;
   std::string name_;
+  bool input_stays_;
   LinearStatistics statistics_;
   std::array<at::Tensor, 3> amax_histories_;  ///< by Operand
   uint64_t seed_ = 0, backward_calls_ = 0;

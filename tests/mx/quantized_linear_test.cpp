@@ -111,6 +111,17 @@ TEST(QuantizedLinear, KeepsWhatItSaysForBackward) {
   const int64_t before = meter.current();
   y = linear->forward(narrow, weight);
   EXPECT_EQ(meter.current() - before, static_cast<int64_t>(y.nbytes()) + 256 * 128 + 256 * 128 / kBlock);
+  y.reset();
+  y = std::make_shared<QuantizedLinear>(recipe(), "blocks.0.attention.out", /*input_stays=*/true)
+          ->forward(narrow, weight);
+  EXPECT_EQ(meter.current() - before, static_cast<int64_t>(y.nbytes()));
+}
+
+TEST(QuantizedLinear, AnInputThatStaysChangesNoBit) {
+  const at::Tensor x = random({33, 70}, 1), weight = random({45, 70}, 2);
+  const Gradients kept = run(layer(), x, weight);
+  const Gradients stays = run(std::make_shared<QuantizedLinear>(recipe(), "blocks.0.attention.out", true), x, weight);
+  EXPECT_TRUE(at::equal(kept.y, stays.y) && at::equal(kept.x, stays.x) && at::equal(kept.weight, stays.weight));
 }
 
 TEST(QuantizedLinear, WeightsInSquareBlocksAreOneCopyForBothProducts) {
