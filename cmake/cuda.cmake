@@ -24,4 +24,5 @@ target_include_directories(dovetail_cuda PRIVATE ${CMAKE_SOURCE_DIR} ${CUDAToolk
 target_compile_options(dovetail_cuda PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unused-parameter>)
 target_include_directories(dovetail_cuda SYSTEM PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${TORCH_DIR}/include>)
 target_link_directories(dovetail_cuda PRIVATE ${TORCH_DIR}/lib)
-target_link_libraries(dovetail_cuda PRIVATE torch_cpu c10 c10_cuda)
+# cuBLASLt is torch's own at run time: one library of that name is loaded already.
+target_link_libraries(dovetail_cuda PRIVATE torch_cpu c10 c10_cuda CUDA::cublasLt)

@@ -103,15 +103,16 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   const auto logits = logits_rows(tokens, c.vocab_size, element) * c.vocab_size * element;
   const auto head_workspace = stream + logits;  // the head's input, a chunk of logits
   // In backward of the last feed-forward. ffn.down, quantized, has the gradients of the activation and of ffn.up beside
-  // each other and, if its quantizer reads whole tensors, the activation; ffn.up, quantized, two copies of its gradient
-  // beside it, but no result any more.
+  // each other and, if its quantizer reads whole tensors, the activation. ffn.up, quantized, has two copies of its
+  // gradient beside it and one of its input, but no result any more. Beside the gradient of a matrix stands its copy.
   const BlockRecipes last = block_recipes(options, c.layers - 1);
   const auto up = ffn_up_width(c);
   const bool by_rows = last.down.activation.format && last.down.activation.is_microscaling();
   auto ffn_elements = std::max(up, c.ffn_width);
   if (last.down.quantizes()) ffn_elements = std::max(ffn_elements, (by_rows ? 1 : 2) * c.ffn_width + up);
-  if (last.up.gradient.format) ffn_elements = std::max(ffn_elements, 2 * up);
-  const auto ffn_workspace = (tokens * ffn_elements + c.width * c.ffn_width) * element;
+  if (last.up.gradient.format) ffn_elements = std::max(ffn_elements, 2 * up + c.width);
+  const auto matrices = last.down.weight.format ? 2 : 1;
+  const auto ffn_workspace = (tokens * ffn_elements + matrices * c.width * c.ffn_width) * element;
   const auto begin = MemoryEstimate{.gradients = held + table,
                                     .activations = all_blocks + stream,
                                     .workspace = stream + std::max(head_workspace, ffn_workspace)};

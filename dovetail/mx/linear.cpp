@@ -38,9 +38,10 @@ at::Tensor Linear::forward(const at::Tensor& x, const mx::QuantizedLinear::Prolo
   return dovetail::linear(prologue != nullptr ? prologue->apply(x) : x, weight, bias);
 }
 
-void Linear::set_recipe(const mx::LinearRecipe& recipe) {
-  quantized_ =
-      recipe.quantizes() ? std::make_shared<mx::QuantizedLinear>(recipe, options_.name, options_.input_stays) : nullptr;
+void Linear::set_recipe(const mx::LinearRecipe& recipe, mx::Gemm gemm) {
+  quantized_ = recipe.quantizes()
+                   ? std::make_shared<mx::QuantizedLinear>(recipe, options_.name, gemm, options_.input_stays)
+                   : nullptr;
 }
 
 std::shared_ptr<Linear> make_linear(Linear::Options options) { return std::make_shared<Linear>(std::move(options)); }

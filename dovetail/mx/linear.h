@@ -34,7 +34,7 @@ class Linear : public torch::nn::Module {
   const Options& options() const { return options_; }
 
   /// From now on products are of quantized operands, or no more if the recipe quantizes nothing.
-  void set_recipe(const mx::LinearRecipe& recipe);
+  void set_recipe(const mx::LinearRecipe& recipe, mx::Gemm gemm = mx::Gemm::kEmulated);
   /// Null: in high precision.
   mx::QuantizedLinear* quantized() const { return quantized_.get(); }
 

@@ -18,8 +18,8 @@ OperandCopies quantize_microscaling(const X& x, const OperandRecipe& recipe, con
   QuantizeSpec spec = {
       .format = *recipe.format, .scale_mode = recipe.scale_mode, .rounding = recipe.rounding, .seed = request.seed};
   spec.count = request.count;
-  spec.row_values = spec.square_values = true;
-  spec.column_values = !request.kept;
+  spec.row_values = spec.square_values = !request.as_codes;
+  spec.column_values = !request.kept && !request.as_codes;
   if (recipe.blocks == Blocks::k32x32) {
     spec.copies = Copies::kSquare;
   } else if (request.column || request.kept) {
@@ -27,8 +27,13 @@ OperandCopies quantize_microscaling(const X& x, const OperandRecipe& recipe, con
   }
   const Quantized made = quantize(x, spec);
   if (made.square_values.defined()) return {made.square_values, made.square_values, {}, {}, made.square_statistics};
-  return {made.row_values, made.column_values, made.column.codes(), made.column.scales(),
-          request.row ? made.row_statistics : made.column_statistics};
+  return {made.row_values,
+          made.column_values,
+          made.column.codes(),
+          made.column.scales(),
+          request.row ? made.row_statistics : made.column_statistics,
+          made.row,
+          made.column};
 }
 
 Float8Blocks float8_blocks(const OperandRecipe& recipe, bool along_rows) {

@@ -6,6 +6,7 @@
 
 #include "dovetail/mx/recipe.h"
 #include "dovetail/mx/statistics.h"
+#include "dovetail/mx/tensor.h"
 #include "dovetail/ops/row_operation.h"
 
 /// One tensor of a Linear as its products read it, whatever its recipe's format.
@@ -15,15 +16,17 @@ namespace dovetail::mx {
 /// blocks along its columns, to be kept.
 struct OperandRequest {
   bool row = false, column = false, kept = false;
-  uint64_t seed = 0;  ///< of stochastic rounding
-  float amax = 0;     ///< of delayed scaling; 0: the tensor's own
-  bool count = true;  ///< see QuantizeSpec
+  bool as_codes = false;  ///< row and column in place of numbers, for native products
+  uint64_t seed = 0;      ///< of stochastic rounding
+  float amax = 0;         ///< of delayed scaling; 0: the tensor's own
+  bool count = true;      ///< see QuantizeSpec
 };
 
 struct OperandCopies {
   at::Tensor row, column;    ///< as `emulation_dtype` has it, or narrower where that is exact; one tensor if they agree
   at::Tensor codes, scales;  ///< the kept copy
   Statistics statistics;     ///< of the row copy if there is one
+  MXTensor row_codes, column_codes;  ///< in place of row and column
 };
 
 /// x (rows, cols), float32 or bfloat16, of a recipe with a format.

@@ -88,6 +88,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     const at::ScalarType dtype = emulation_dtype(x, recipe.activation, recipe.weight);
     RowOperation::Statistics statistics;
     at::Tensor operand, codes, scales;
+    MXTensor operand_codes;
     if (by_rows) {
       operand = layer.quantized(Operand::kActivation, prologue->rows(x, statistics), {.row = true}).row;
     } else {
@@ -100,15 +101,22 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       const bool makes_column = keeps_column && !codes.defined();
       const OperandCopies copies = layer.quantized(Operand::kActivation, rows, {.row = true, .kept = makes_column});
       operand = copies.row;
+      operand_codes = copies.row_codes;
       if (makes_column) {
         codes = copies.codes;
         scales = copies.scales;
         last_input().remember(x, recipe.activation, copies);
       }
     }
-    const at::Tensor y =
-        product(operand.to(dtype), layer.weight_operand(weight, {.row = true}).to(dtype),
-                {.transpose_b = true, .bias = bias ? bias->to(dtype).contiguous() : at::Tensor()}, x.scalar_type());
+    at::Tensor y;
+    if (layer.gemm_ == Gemm::kNative) {
+      const OperandCopies of_weight = layer.quantized(Operand::kWeight, weight, {.row = true});
+      y = native_product(operand_codes, of_weight.row_codes, x.scalar_type(),
+                         bias ? bias->to(x.scalar_type()) : at::Tensor());
+    } else {
+      y = product(operand.to(dtype), layer.weight_operand(weight, {.row = true}).to(dtype),
+                  {.transpose_b = true, .bias = bias ? bias->to(dtype).contiguous() : at::Tensor()}, x.scalar_type());
+    }
     const bool needs_x = !codes.defined() && (trains_weight || prologue != nullptr);
     context->save_for_backward({weight, codes, scales, needs_x ? x : at::Tensor(), statistics.rstd, statistics.mean});
     context->saved_data["holder"] = c10::IValue::make_capsule(holder);
@@ -141,13 +149,17 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     const bool wants_bias = wants_optional[0], wants_weight = context->needs_input_grad(1);
     const bool wants_input = context->needs_input_grad(0) || wants_optional[1] || wants_optional[2];
 
+    const bool native = layer.gemm_ == Gemm::kNative;
     at::Tensor by_row = dy, by_column = dy;
+    MXTensor row_codes, column_codes;
     if (recipe.gradient.format && (wants_input || wants_weight)) {
       const uint64_t seed = mix_seed(layer.seed_, layer.backward_calls_++);
       const OperandCopies copies =
           layer.quantized(Operand::kGradient, dy, {.row = wants_input, .column = wants_weight, .seed = seed});
       by_row = copies.row;
       by_column = copies.column;
+      row_codes = copies.row_codes;
+      column_codes = copies.column_codes;
     }
 
     // Each operand goes when its product is done: they are as large as activations.
@@ -159,26 +171,36 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       if (at::GradMode::is_enabled()) x.requires_grad_();
       input = prologue != nullptr ? prologue->apply(x) : x;
     }
-    if (wants_weight) {
+    if (wants_weight && native) {
+      const MXTensor x_codes = codes.defined()
+                                   ? MXTensor(codes, scales, *recipe.activation.format, Orientation::kColumn)
+                                   : layer.activation_again(as_rows(input.detach())).column_codes;
+      dweight = native_product(column_codes, x_codes, result_dtype);
+    } else if (wants_weight) {
       const at::ScalarType dtype = emulation_dtype(dy, recipe.gradient, recipe.activation);
       at::Tensor operand;
       if (codes.defined()) {
         operand = dequantize_kept(codes, scales, recipe.activation, dtype);
       } else if (by_rows) {
         RowOperation::Statistics known;
-        operand = layer.activation_again(prologue->rows(kept_x, known));
+        operand = layer.activation_again(prologue->rows(kept_x, known)).column;
       } else {
         operand = as_rows(input.detach());
-        if (recipe.activation.format) operand = layer.activation_again(operand);
+        if (recipe.activation.format) operand = layer.activation_again(operand).column;
       }
       dweight = product(by_column.to(dtype), operand.to(dtype), {.transpose_a = true}, result_dtype);
     }
     by_column.reset();
-    if (wants_input) {
+    column_codes = {};
+    if (wants_input && native) {
+      dinput = native_product(row_codes, layer.quantized(Operand::kWeight, weight, {.column = true}).column_codes,
+                              result_dtype);
+    } else if (wants_input) {
       const at::ScalarType dtype = emulation_dtype(dy, recipe.gradient, recipe.weight);
       dinput = product(by_row.to(dtype), layer.weight_operand(weight, {.column = true}).to(dtype), {}, result_dtype);
     }
     by_row.reset();
+    row_codes = {};
     if (wants_bias) dbias = gemm(at::ones({1, dy.size(0)}, dy.options()), dy).squeeze(0);
     RowOperation::Gradients before = {.x = dinput, .parameters = {}};
     if (dinput.defined() && by_rows) {
@@ -208,8 +230,8 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
   }
 };
 
-QuantizedLinear::QuantizedLinear(const LinearRecipe& recipe, std::string name, bool input_stays)
-    : recipe_(recipe), name_(std::move(name)), input_stays_(input_stays) {
+QuantizedLinear::QuantizedLinear(const LinearRecipe& recipe, std::string name, Gemm gemm, bool input_stays)
+    : recipe_(recipe), name_(std::move(name)), gemm_(gemm), input_stays_(input_stays) {
   for (const Operand operand : kOperands) {
     const OperandRecipe& how = recipe_.of(operand);
     if (how.history > 0) amax_history(operand) = at::zeros({how.history}, at::kFloat);
@@ -234,6 +256,7 @@ OperandCopies QuantizedLinear::quantized(Operand operand, const X& x, OperandReq
   const OperandRecipe& how = recipe_.of(operand);
   request.amax = amax_for(operand);
   request.count = count_;
+  request.as_codes = gemm_ == Gemm::kNative;
   OperandCopies copies = quantize_operand(x, how, request);
   Statistics& sum = statistics_.of(operand);
   if (operand == Operand::kWeight) {
@@ -252,10 +275,10 @@ float QuantizedLinear::amax_for(Operand operand) const {
 }
 
 template <class X>
-at::Tensor QuantizedLinear::activation_again(const X& x) {
-  return quantize_operand(x, recipe_.activation,
-                          {.column = true, .amax = amax_for(Operand::kActivation), .count = false})
-      .column;
+OperandCopies QuantizedLinear::activation_again(const X& x) {
+  return quantize_operand(
+      x, recipe_.activation,
+      {.column = true, .as_codes = gemm_ == Gemm::kNative, .amax = amax_for(Operand::kActivation), .count = false});
 }
 
 at::Tensor QuantizedLinear::weight_operand(const at::Tensor& weight, const OperandRequest& request) {
@@ -278,6 +301,11 @@ at::Tensor QuantizedLinear::forward(const at::Tensor& x, const at::Tensor& weigh
   check(x.is_cpu() || x.is_cuda() || x.is_meta(), "x must be on the CPU or a GPU", x);
   check(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)), "bias must be (out)", bias);
   check(prologue != nullptr || x.size(-1) == weight.size(1), "the last size of x must be weight's second", x);
+  if (gemm_ == Gemm::kNative) {
+    std::string obstacle = native_obstacle(recipe_, weight.size(1), weight.size(0));
+    if (obstacle.empty() && !x.is_meta()) obstacle = native_obstacle(native_device(x.device()));
+    if (!obstacle.empty()) throw UserError(fmt::format("{}: {}", name_, obstacle), "use emulated products");
+  }
   if (x.is_meta()) {
     auto sizes = x.sizes().vec();
     sizes.back() = weight.size(0);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "dovetail/mx/native.h"
 #include "dovetail/mx/operand.h"
 #include "dovetail/mx/recipe.h"
 
@@ -37,11 +38,11 @@ struct LinearStatistics {
 /// Products are emulated: what is quantized goes on as bfloat16, in which every format is exact (see `dequantize`), and
 /// is added up in FP32; on a CPU without bfloat16 instructions, for float32 x, and where a scale is not a power of two,
 /// as float32. No copy of the weight is kept from one product to the next: quantizing it again takes less time than
-/// dequantizing a copy.
+/// dequantizing a copy. Native products (`native_product`) read the codes themselves, all three of them or none.
 class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
  public:
   /// `name` is the layer's, for messages. `input_stays`: the backward pass of what makes x keeps x anyhow.
-  QuantizedLinear(const LinearRecipe& recipe, std::string name, bool input_stays = false);
+  QuantizedLinear(const LinearRecipe& recipe, std::string name, Gemm gemm = Gemm::kEmulated, bool input_stays = false);
 
   /// An activation or a norm between x and the product; its result is not kept.
   using Prologue = std::shared_ptr<const RowOperation>;
@@ -75,12 +76,13 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   OperandCopies quantized(Operand operand, const X& x, OperandRequest request);
   /// The column copy of an activation that forward has counted.
   template <class X>
-  at::Tensor activation_again(const X& x);
+  OperandCopies activation_again(const X& x);
   /// The weight as a product reads it, by row or by column.
   at::Tensor weight_operand(const at::Tensor& weight, const OperandRequest& request);
 
   LinearRecipe recipe_;
   std::string name_;
+  Gemm gemm_;
   bool input_stays_;
   LinearStatistics statistics_;
   std::array<at::Tensor, 3> amax_histories_;  ///< by Operand

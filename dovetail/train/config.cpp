@@ -142,6 +142,11 @@ void PrecisionSection::describe(Section& s) {
                   "exactness tests. The others compute in bf16 with the Linears of all blocks quantized: {}; or one "
                   "of precision.recipes",
                   fmt::join(quantizing_recipes(), "; ")));
+  s.value(
+       "gemm", gemm,
+       "Products of quantized Linears. emulated: of the numbers that the codes stand for, everywhere; native: of the "
+       "codes themselves by cuBLASLt, MXFP8 on GPUs of compute capability 10 and later (compiles, never run)")
+      .choices({"emulated", "native"});
   s.list("override", overrides, "Linears with another recipe; the last that matches decides");
   s.list("recipes", recipes, "Recipes of your own");
 }

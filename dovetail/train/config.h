@@ -60,7 +60,8 @@ struct PrecisionOverride {
 };
 
 struct PrecisionSection {
-  std::string recipe = "auto";  ///< auto | fp32 | bf16 | fp64 (exactness tests) | a quantizing one
+  std::string recipe = "auto";    ///< auto | fp32 | bf16 | fp64 (exactness tests) | a quantizing one
+  std::string gemm = "emulated";  ///< emulated | native
   std::vector<PrecisionOverride> overrides;
   std::vector<mx::RecipeSection> recipes;
   void describe(Section& s);

@@ -78,7 +78,16 @@ void check_globs(const PrecisionSection& config, const std::vector<std::shared_p
   }
 }
 
+UserError no_native(const std::string& obstacle) {
+  return UserError(fmt::format("precision.gemm = \"native\": {}", obstacle), "use precision.gemm = \"emulated\"");
+}
+
 }  // namespace
+
+void check_native(const mx::NativeDevice& device) {
+  const std::string obstacle = mx::native_obstacle(device);
+  if (!obstacle.empty()) throw no_native(obstacle);
+}
 
 void check_precision(const PrecisionSection& config) {
   const std::vector<mx::Recipe> recipes = all_recipes(config);
@@ -110,6 +119,7 @@ Quantization::Quantization(GPT& model, const PrecisionSection& config, const std
     base = found.linear;
     ends = found.high_precision_ends;
   }
+  const mx::Gemm gemm = config.gemm == "native" ? mx::Gemm::kNative : mx::Gemm::kEmulated;
   for (const auto& linear : linears) {
     const int64_t block = block_of(linear->options().name);
     const bool at_end = block < ends || block >= model.config().layers - ends;
@@ -119,7 +129,12 @@ Quantization::Quantization(GPT& model, const PrecisionSection& config, const std
       mx::LinearRecipe other = mx::find_recipe(recipes, entry.recipe).linear;
       for (const mx::Operand operand : operands(entry)) recipe.of(operand) = other.of(operand);
     }
-    linear->set_recipe(recipe);
+    const Linear::Options& options = linear->options();
+    if (gemm == mx::Gemm::kNative && recipe.quantizes()) {
+      const std::string obstacle = mx::native_obstacle(recipe, options.in, options.out);
+      if (!obstacle.empty()) throw no_native(fmt::format("{}: {}", options.name, obstacle));
+    }
+    linear->set_recipe(recipe, gemm);
     recipes_.push_back(recipe);
     if (recipe.quantizes()) layers_.push_back(linear);
   }
@@ -127,6 +142,9 @@ Quantization::Quantization(GPT& model, const PrecisionSection& config, const std
     throw UserError(
         fmt::format("precision.override quantizes {}, but the run computes in fp64", layers_.front()->options().name),
         "use precision.recipe = \"bf16\" or \"fp32\"");
+  if (gemm == mx::Gemm::kNative && layers_.empty())
+    throw UserError(fmt::format("precision.gemm = \"native\", but nothing is quantized under {}", name),
+                    "name a quantizing recipe (precision.recipe = \"mxfp8\"), or leave precision.gemm out");
 }
 
 nlohmann::ordered_json Quantization::statistics(int64_t step) const {

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "dovetail/mx/native.h"
 #include "dovetail/train/config.h"
 
 namespace dovetail {
@@ -24,12 +25,16 @@ class Linear;
 /// recipe of the user's with a name that is taken.
 void check_precision(const PrecisionSection& config);
 
+/// Of a run under precision.gemm = "native": throws UserError if `device` has no native products.
+void check_native(const mx::NativeDevice& device);
+
 /// The quantized Linears of a model: those of all blocks if the run's recipe quantizes, as the overrides say. The head
 /// stays in high precision.
 class Quantization {
  public:
   /// Gives each Linear of `model` its recipe. `name` is the run's recipe as resolved ("mxfp8", "bf16"). Throws
-  /// UserError for an override that matches no Linear, naming those there are, and for one that quantizes under fp64.
+  /// UserError for an override that matches no Linear, naming those there are, for one that quantizes under fp64, and
+  /// for native products of what they cannot be of, naming the first layer and tensor.
   Quantization(GPT& model, const PrecisionSection& config, const std::string& name);
 
   /// Before a step's first forward pass. Stochastic rounding follows from `seed`, the layer's place and the order of

@@ -96,3 +96,16 @@ def test_errors_of_a_config_are_the_same_in_json_and_in_text(tmp_path):
     error = json.loads(result.stdout)["error"]
     assert error["message"] in result.stderr
     assert error["help"] in result.stderr
+
+
+def test_native_products_are_refused_on_the_cpu_before_anything_is_prepared(tmp_path):
+    (tmp_path / "text.txt").write_text("some text\n" * 100)
+    (tmp_path / "run.toml").write_text(
+        '[run]\ndevice = "cpu"\n[data]\ntext = "text.txt"\n[precision]\nrecipe = "mxfp8"\ngemm = "native"\n'
+    )
+    text = stderr_of("train", "run.toml", folder=tmp_path)
+    assert text == (
+        'error: precision.gemm = "native": native products need a GPU of compute capability 10.0 or later, '
+        'but the device is the CPU\nhelp: use precision.gemm = "emulated"\n'
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.toml", "text.txt"]

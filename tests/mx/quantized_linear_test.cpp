@@ -20,8 +20,8 @@ using ::testing::HasSubstr;
 
 LinearRecipe recipe(std::string_view name = "mxfp8") { return find_recipe(built_in_recipes(), name).linear; }
 
-std::shared_ptr<QuantizedLinear> layer(const LinearRecipe& of = recipe()) {
-  return std::make_shared<QuantizedLinear>(of, "blocks.0.ffn.down");
+std::shared_ptr<QuantizedLinear> layer(const LinearRecipe& of = recipe(), bool input_stays = false) {
+  return std::make_shared<QuantizedLinear>(of, "blocks.0.ffn.down", Gemm::kEmulated, input_stays);
 }
 
 at::Tensor random(at::IntArrayRef sizes, uint64_t seed, at::ScalarType dtype = at::kFloat) {
@@ -112,15 +112,14 @@ TEST(QuantizedLinear, KeepsWhatItSaysForBackward) {
   y = linear->forward(narrow, weight);
   EXPECT_EQ(meter.current() - before, static_cast<int64_t>(y.nbytes()) + 256 * 128 + 256 * 128 / kBlock);
   y.reset();
-  y = std::make_shared<QuantizedLinear>(recipe(), "blocks.0.attention.out", /*input_stays=*/true)
-          ->forward(narrow, weight);
+  y = layer(recipe(), /*input_stays=*/true)->forward(narrow, weight);
   EXPECT_EQ(meter.current() - before, static_cast<int64_t>(y.nbytes()));
 }
 
 TEST(QuantizedLinear, AnInputThatStaysChangesNoBit) {
   const at::Tensor x = random({33, 70}, 1), weight = random({45, 70}, 2);
   const Gradients kept = run(layer(), x, weight);
-  const Gradients stays = run(std::make_shared<QuantizedLinear>(recipe(), "blocks.0.attention.out", true), x, weight);
+  const Gradients stays = run(layer(recipe(), /*input_stays=*/true), x, weight);
   EXPECT_TRUE(at::equal(kept.y, stays.y) && at::equal(kept.x, stays.x) && at::equal(kept.weight, stays.weight));
 }
 

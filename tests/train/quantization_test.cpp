@@ -178,6 +178,41 @@ TEST(Quantization, WhatCannotBeIsNamed) {
               AllOf(HasSubstr("mine"), HasSubstr("weight"), HasSubstr("stochastic")));
 }
 
+TEST(Quantization, NativeProductsOfWhatTheyCannotBeAreRefused) {
+  const auto native = [](const std::string& recipe, const std::string& entries = "") {
+    return refusal("[precision]\nrecipe = \"" + recipe + "\"\ngemm = \"native\"\n" + entries, recipe);
+  };
+  EXPECT_EQ(native("mxfp8"), "accepted");
+  EXPECT_EQ(native("mxfp8_e5m2_grad"), "accepted");
+  EXPECT_THAT(native("mxfp4"), AllOf(HasSubstr("precision.gemm"), HasSubstr("blocks.0.attention.qkv: weight is e2m1"),
+                                     HasSubstr("use precision.gemm = \"emulated\"")));
+  EXPECT_THAT(native("fp8_block"), HasSubstr("weight has blocks of 128x128"));
+  const std::string entry = "[[precision.override]]\nlayers = \"blocks.1.ffn.up\"\ntensors = \"activation\"\nrecipe = ";
+  EXPECT_THAT(native("mxfp8", entry + "\"mxfp6_e3m2\"\n"), HasSubstr("blocks.1.ffn.up: activation is e3m2"));
+  EXPECT_THAT(native("mxfp8_e5m2_grad", entry + "\"mxfp8_e5m2_act\"\n"),
+              HasSubstr("blocks.1.ffn.up: gradient and activation are both e5m2"));
+  EXPECT_THAT(native("mxfp8", entry + "\"bf16\"\n"), HasSubstr("blocks.1.ffn.up: activation is not quantized"));
+  EXPECT_EQ(native("mxfp8", "[[precision.override]]\nlayers = \"blocks.0.*\"\nrecipe = \"bf16\"\n"), "accepted");
+  EXPECT_THAT(native("bf16"), AllOf(HasSubstr("precision.gemm"), HasSubstr("nothing is quantized under bf16")));
+  EXPECT_THAT(refusal("[precision]\ngemm = \"cutlass\"\n"),
+              AllOf(HasSubstr("gemm"), HasSubstr("\"emulated\", \"native\"")));
+}
+
+TEST(Quantization, NativeProductsNeedTheirGpu) {
+  const auto refused = [](const mx::NativeDevice& device) {
+    try {
+      check_native(device);
+    } catch (const UserError& error) {
+      return std::string(error.what()) + " | " + error.help();
+    }
+    return std::string("accepted");
+  };
+  EXPECT_EQ(refused({.name = "NVIDIA B200", .major = 10}), "accepted");
+  EXPECT_THAT(refused({.name = "NVIDIA H200", .major = 9}),
+              AllOf(HasSubstr("precision.gemm = \"native\": "), HasSubstr("NVIDIA H200, compute capability 9.0"),
+                    HasSubstr("| use precision.gemm = \"emulated\"")));
+}
+
 TEST(Quantization, TrainsCloseToBFloat16) {
   const test::TinyRun run;
   const auto validation_loss = [&](const std::string& recipe) {

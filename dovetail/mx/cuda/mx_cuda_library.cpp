@@ -3,6 +3,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "dovetail/mx/cuda/launch.h"
+#include "dovetail/mx/cuda/native_gemm.h"
 #include "dovetail/mx/cuda_kernels.h"
 
 // Our launchers on torch's current stream, their errors as torch's exceptions.
@@ -64,6 +65,18 @@ void dequantize_to_bfloat16_on_stream(const DequantizeProblem& problem, uint16_t
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
+std::vector<NativeDevice> describe_gpus() {
+  int count = 0;
+  C10_CUDA_CHECK(cudaGetDeviceCount(&count));
+  std::vector<NativeDevice> gpus;
+  for (int i = 0; i < count; ++i) {
+    cudaDeviceProp properties;
+    C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, i));
+    gpus.push_back({.name = properties.name, .major = properties.major, .minor = properties.minor});
+  }
+  return gpus;
+}
+
 }  // namespace
 }  // namespace dovetail::mx
 
@@ -71,6 +84,8 @@ extern "C" const dovetail::mx::CudaKernels* dovetail_mx_cuda_kernels() {
   static const dovetail::mx::CudaKernels kernels = {
       .quantize = dovetail::mx::quantize_on_stream,
       .dequantize_to_float32 = dovetail::mx::dequantize_to_float32_on_stream,
-      .dequantize_to_bfloat16 = dovetail::mx::dequantize_to_bfloat16_on_stream};
+      .dequantize_to_bfloat16 = dovetail::mx::dequantize_to_bfloat16_on_stream,
+      .native_product = dovetail::mx::cuda::native_gemm(),
+      .describe_gpus = dovetail::mx::describe_gpus};
   return &kernels;
 }
