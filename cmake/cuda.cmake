@@ -24,5 +24,9 @@ target_include_directories(dovetail_cuda PRIVATE ${CMAKE_SOURCE_DIR} ${CUDAToolk
 target_compile_options(dovetail_cuda PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unused-parameter>)
 target_include_directories(dovetail_cuda SYSTEM PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${TORCH_DIR}/include>)
 target_link_directories(dovetail_cuda PRIVATE ${TORCH_DIR}/lib)
-# cuBLASLt is torch's own at run time: one library of that name is loaded already.
-target_link_libraries(dovetail_cuda PRIVATE torch_cpu c10 c10_cuda CUDA::cublasLt)
+target_link_libraries(dovetail_cuda PRIVATE torch_cpu c10 c10_cuda)
+# A CUDA toolkit may come without it. At run time it is torch's own: one library of that name is loaded already.
+if(TARGET CUDA::cublasLt)
+  target_link_libraries(dovetail_cuda PRIVATE CUDA::cublasLt)
+  target_compile_definitions(dovetail_cuda PRIVATE DOVETAIL_CUBLASLT)
+endif()

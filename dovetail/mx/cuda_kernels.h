@@ -29,7 +29,7 @@ struct CudaKernels {
   void (*quantize)(const QuantizeProblem& problem, QuantizeCounts* counts);
   void (*dequantize_to_float32)(const DequantizeProblem& problem, float* y);
   void (*dequantize_to_bfloat16)(const DequantizeProblem& problem, uint16_t* y);
-  /// By cuBLASLt. Null where the library was made with a CUDA older than 12.8.
+  /// By cuBLASLt. Null where the library was made without that of CUDA 12.8 or later.
   void (*native_product)(const NativeProblem& problem);
   /// Names and compute capabilities of this process's GPUs.
   std::vector<NativeDevice> (*describe_gpus)();

@@ -59,7 +59,7 @@ NativeDevice native_device(c10::Device device) {
   static const std::vector<NativeDevice> gpus = kernels->describe_gpus();  // asked once, it takes the driver a while
   NativeDevice found = gpus.at(device.has_index() ? static_cast<size_t>(device.index()) : 0);
   if (kernels->native_product == nullptr)
-    found.missing = "this build was made with a CUDA older than 12.8, whose cuBLASLt does not have them";
+    found.missing = "this build was made without the cuBLASLt of CUDA 12.8 or later";
   return found;
 }
 

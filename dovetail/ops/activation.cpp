@@ -26,7 +26,7 @@ ActivationProblem problem(Activation activation, const at::Tensor& x) {
 
 /// x and dy contiguous.
 at::Tensor gradient(Activation activation, const at::Tensor& x, const at::Tensor& dy) {
-  const at::Tensor dx = at::empty(x.sizes(), x.options());
+  at::Tensor dx = at::empty(x.sizes(), x.options());
   const auto kernel = x.is_cuda() ? cuda_kernels()->activation_backward : &activation_backward;
   kernel(problem(activation, x), dy.const_data_ptr(), dx.mutable_data_ptr());
   return dx;
@@ -39,7 +39,7 @@ class ActivationFunction : public torch::autograd::Function<ActivationFunction> 
     const at::Tensor x = x_in.contiguous();
     auto sizes = x.sizes().vec();
     sizes.back() = output_width(static_cast<Activation>(activation), sizes.back());
-    const at::Tensor y = at::empty(sizes, x.options());
+    at::Tensor y = at::empty(sizes, x.options());
     const auto kernel = x.is_cuda() ? cuda_kernels()->activation_forward : &activation_forward;
     kernel(problem(static_cast<Activation>(activation), x), y.mutable_data_ptr());
     context->save_for_backward({x});

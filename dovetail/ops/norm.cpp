@@ -64,7 +64,8 @@ class NormFunction : public torch::autograd::Function<NormFunction> {
                             const std::optional<at::Tensor>& bias_in, double eps, bool centered) {
     const TraceSpan span("dovetail::norm");
     const at::Tensor bias = bias_in.value_or(at::Tensor());  // an input that is a tensor must be defined
-    const at::Tensor x = x_in.contiguous(), y = at::empty(x.sizes(), x.options());
+    const at::Tensor x = x_in.contiguous();
+    at::Tensor y = at::empty(x.sizes(), x.options());
     const auto statistics = x.options().dtype(at::kFloat);
     const at::Tensor rstd = at::empty({x.numel() / x.size(-1)}, statistics);
     const at::Tensor mean = centered ? at::empty_like(rstd) : at::Tensor();

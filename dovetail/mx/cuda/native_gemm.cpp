@@ -1,14 +1,14 @@
 #include "dovetail/mx/cuda/native_gemm.h"
 
-#include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
-#if CUDART_VERSION >= 12080
+#if defined(DOVETAIL_CUBLASLT) && CUDART_VERSION >= 12080
 
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
+#include <cublasLt.h>
 
 #include <map>
 #include <memory>
