@@ -66,16 +66,14 @@ void check_input(const at::Tensor& x, const Float8Spec& spec) {
 }  // namespace
 
 void raise_column_maxima(const Float8Problem& p, PieceRange piece, uint32_t* most) {
-  for_each_element(p.cols, piece, [&](int64_t index) {
-    uint32_t& of_column = most[index % p.cols - piece.col];
-    of_column = std::max(of_column, load_bits(p.source, p.x, index) & bits::kMagnitude);
+  for_each_element(p.cols, piece, [&](int64_t index, int64_t column) {
+    most[column] = std::max(most[column], load_bits(p.source, p.x, index) & bits::kMagnitude);
   });
 }
 
 void encode_float8_piece(const Float8Problem& p, PieceRange piece, const ColumnScales& scales, Statistics& statistics) {
   constexpr int kOne = kScaleBias;
-  for_each_element(p.cols, piece, [&](int64_t index) {
-    const int64_t column = index % p.cols - piece.col;
+  for_each_element(p.cols, piece, [&](int64_t index, int64_t column) {
     const float factor = scales.factor[column], scale = scales.scale[column];
     const uint32_t x = factor == 0 ? 0 : load_bits(p.source, p.x, index);
     const float scaled = std::bit_cast<float>(x) * factor;

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <optional>
+#include <vector>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
@@ -37,12 +38,24 @@ MXTensor empty_codes(at::IntArrayRef sizes, at::Device device, Format format, Or
   return {at::empty(sizes, bytes), at::empty(scale_sizes(sizes, orientation), bytes), format, orientation};
 }
 
-/// `scales`: where those of values go, which nobody reads.
-QuantizeTarget target_of(const MXTensor& codes, const at::Tensor& values, Orientation orientation, at::Tensor& scales) {
+/// Those of values, which nobody reads, for as long as a kernel writes them.
+using UnreadScales = std::vector<at::Tensor>;
+
+QuantizeTarget target_of(const MXTensor& codes, const at::Tensor& values, Orientation orientation,
+                         UnreadScales& unread) {
   if (codes.defined())
     return {.codes = codes.codes().mutable_data_ptr<uint8_t>(), .scales = codes.scales().mutable_data_ptr<uint8_t>()};
-  scales = at::empty(scale_sizes(values.sizes(), orientation), values.options().dtype(at::kByte));
-  return {.scales = scales.mutable_data_ptr<uint8_t>(), .values = values.mutable_data_ptr()};
+  unread.push_back(at::empty(scale_sizes(values.sizes(), orientation), values.options().dtype(at::kByte)));
+  return {.scales = unread.back().mutable_data_ptr<uint8_t>(), .values = values.mutable_data_ptr()};
+}
+QuantizeTarget row_target(const Quantized& out, UnreadScales& unread) {
+  return target_of(out.row, out.row_values, Orientation::kRow, unread);
+}
+QuantizeTarget column_target(const Quantized& out, UnreadScales& unread) {
+  return target_of(out.column, out.column_values, Orientation::kColumn, unread);
+}
+QuantizeTarget square_target(const Quantized& out, UnreadScales& unread) {
+  return target_of(out.square, out.square_values, Orientation::kSquare, unread);
 }
 
 /// x, but for where it lies, as a matrix whose rows are what a row copy lays its blocks along, or whose columns are
@@ -117,21 +130,6 @@ Quantized empty_copies(at::IntArrayRef sizes, const at::TensorOptions& options, 
   return out;
 }
 
-/// Where the copies go that `problem` is asked for, and their scales where those of values go.
-struct Targets {
-  at::Tensor row_scales, column_scales, square_scales;
-
-  void row(const Quantized& out, QuantizeProblem& problem) {
-    problem.row = target_of(out.row, out.row_values, Orientation::kRow, row_scales);
-  }
-  void column(const Quantized& out, QuantizeProblem& problem) {
-    problem.column = target_of(out.column, out.column_values, Orientation::kColumn, column_scales);
-  }
-  void square(const Quantized& out, QuantizeProblem& problem) {
-    problem.square = target_of(out.square, out.square_values, Orientation::kSquare, square_scales);
-  }
-};
-
 void set_statistics(const QuantizeCounts& counts, Quantized& out) {
   out.row_statistics = counts.row;
   out.column_statistics = counts.column;
@@ -149,20 +147,20 @@ void quantize_into_checked(const at::Tensor& x_in, const QuantizeSpec& spec, Qua
   const at::Tensor x = x_in.detach().contiguous();
   // Only a matrix has its row and its column blocks in one view.
   const bool together = !(row && column) || x.dim() == 2;
-  Targets targets;
+  UnreadScales unread;
   const auto problem_along = [&](Orientation orientation) {
     QuantizeProblem problem = problem_of(x.sizes(), x.scalar_type(), spec, orientation);
     problem.x = x.const_data_ptr();
     return problem;
   };
   QuantizeProblem problem = problem_along(row ? Orientation::kRow : Orientation::kColumn);
-  if (row) targets.row(out, problem);
-  if (column && together) targets.column(out, problem);
-  if (!row && !column) targets.square(out, problem);
+  if (row) problem.row = row_target(out, unread);
+  if (column && together) problem.column = column_target(out, unread);
+  if (!row && !column) problem.square = square_target(out, unread);
   QuantizeCounts counts = run(problem, x, spec.count);
   if (!together) {
     problem = problem_along(Orientation::kColumn);
-    targets.column(out, problem);
+    problem.column = column_target(out, unread);
     counts.add(run(problem, x, spec.count));
   }
   set_statistics(counts, out);
@@ -185,10 +183,10 @@ Quantized quantize(const MadeRows& x, const QuantizeSpec& spec) {
   const TraceSpan span("dovetail::mx_quantize");
   simd_level();
   QuantizeProblem problem = problem_of(x.sizes, x.dtype, spec, Orientation::kRow);
-  Targets targets;
-  if (wants_row(spec)) targets.row(out, problem);
-  if (wants_column(spec)) targets.column(out, problem);
-  if (spec.copies == Copies::kSquare) targets.square(out, problem);
+  UnreadScales unread;
+  if (wants_row(spec)) problem.row = row_target(out, unread);
+  if (wants_column(spec)) problem.column = column_target(out, unread);
+  if (spec.copies == Copies::kSquare) problem.square = square_target(out, unread);
   set_statistics(quantize_blocks(problem, x.make), out);
   return out;
 }

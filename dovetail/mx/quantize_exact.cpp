@@ -52,7 +52,7 @@ struct BlockMaximum {
 
 BlockMaximum block_maximum(const QuantizeProblem& p, PieceRange block) {
   BlockMaximum found;
-  for_each_element(p.cols, block, [&](int64_t index) {
+  for_each_element(p.cols, block, [&](int64_t index, int64_t) {
     const uint32_t magnitude = load_bits(p.source, p.x, index - p.first_row * p.cols) & bits::kMagnitude;
     if (magnitude >= bits::kInfinity) {
       found.non_finite = true;
@@ -79,7 +79,7 @@ void quantize_exactly(const QuantizeProblem& p, PieceRange block, const Quantize
   statistics.non_finite_blocks += amax.non_finite;
   if (amax.non_finite && !p.saturate_non_finite) {
     *scale = kScaleNan;
-    for_each_element(p.cols, block, [&](int64_t index) { put(p, target, index, 0, kScaleNan); });
+    for_each_element(p.cols, block, [&](int64_t index, int64_t) { put(p, target, index, 0, kScaleNan); });
     return;
   }
   const int byte = scale_byte(amax.finite, p.spec, p.addend);
@@ -94,7 +94,7 @@ void quantize_exactly(const QuantizeProblem& p, PieceRange block, const Quantize
   const int exponent = byte - kScaleBias;
   RandomWords random(p.seed);
   int64_t saturations = 0;
-  for_each_element(p.cols, block, [&](int64_t index) {
+  for_each_element(p.cols, block, [&](int64_t index, int64_t) {
     const uint32_t x = load_bits(p.source, p.x, index - p.first_row * p.cols), magnitude = x & bits::kMagnitude;
     const ElementRounding rounding{p.stochastic, p.stochastic ? random.at(static_cast<uint64_t>(index)) : 0};
     const uint8_t code = encode(x, byte, p.spec, rounding);

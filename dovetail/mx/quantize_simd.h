@@ -75,11 +75,11 @@ struct PieceRange {
   int64_t row, rows, col, cols;
 };
 
-/// Calls visit(row-major index) for the elements of a piece of a matrix with `cols` columns.
+/// Calls visit(row-major index, column within the piece) for the elements of a piece of a matrix with `cols` columns.
 template <class Visit>
 void for_each_element(int64_t cols, PieceRange piece, Visit visit) {
   for (int64_t row = piece.row; row < piece.row + piece.rows; ++row) {
-    for (int64_t col = piece.col; col < piece.col + piece.cols; ++col) visit(row * cols + col);
+    for (int64_t col = 0; col < piece.cols; ++col) visit(row * cols + piece.col + col, col);
   }
 }
 

@@ -75,52 +75,29 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
  public:
   /// `prologue_weight`, `prologue_bias`: those that the holder's prologue knows too, here for the graph.
   /// `trains_weight`: its gradient will be asked for.
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x_in, const at::Tensor& weight,
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& prologue_weight,
                             const std::optional<at::Tensor>& prologue_bias, const c10::intrusive_ptr<Holder>& holder,
                             bool trains_weight) {
     QuantizedLinear& layer = *holder->layer;
-    const LinearRecipe& recipe = layer.recipe_;
-    const RowOperation* prologue = holder->prologue.get();
-    const bool by_rows = prologue != nullptr && recipe.activation.format && recipe.activation.is_microscaling() &&
-                         prologue->has_rows(x_in);
-    const at::Tensor x = by_rows ? x_in.contiguous() : x_in;
-    const at::ScalarType dtype = emulation_dtype(x, recipe.activation, recipe.weight);
-    RowOperation::Statistics statistics;
-    at::Tensor operand, codes, scales;
-    MXTensor operand_codes;
-    if (by_rows) {
-      operand = layer.quantized(Operand::kActivation, prologue->rows(x, statistics), {.row = true}).row;
-    } else {
-      operand = as_rows(prologue != nullptr ? prologue->apply(x) : x);
-    }
-    if (recipe.activation.format && !by_rows) {
-      const at::Tensor rows = operand;
-      const bool keeps_column = trains_weight && prologue == nullptr && !layer.input_stays_;
-      if (keeps_column) std::tie(codes, scales) = last_input().find(x, recipe.activation);
-      const bool makes_column = keeps_column && !codes.defined();
-      const OperandCopies copies = layer.quantized(Operand::kActivation, rows, {.row = true, .kept = makes_column});
-      operand = copies.row;
-      operand_codes = copies.row_codes;
-      if (makes_column) {
-        codes = copies.codes;
-        scales = copies.scales;
-        last_input().remember(x, recipe.activation, copies);
-      }
-    }
+    KeptInput kept;
+    const OperandCopies input = read_input(layer, holder->prologue.get(), x, trains_weight, kept);
+    const int64_t width = input.row.defined() ? input.row.size(-1) : input.row_codes.sizes()[1];
+    user_check(width == weight.size(1), "{}: weight is {}, but the operation before it gives rows of {}", layer.name_,
+               describe(weight), width);
+    const OperandCopies of_weight = layer.weight_copies(weight, {.row = true});
     at::Tensor y;
     if (layer.gemm_ == Gemm::kNative) {
-      const OperandCopies of_weight = layer.quantized(Operand::kWeight, weight, {.row = true});
-      y = native_product(operand_codes, of_weight.row_codes, x.scalar_type(),
+      y = native_product(input.row_codes, of_weight.row_codes, x.scalar_type(),
                          bias ? bias->to(x.scalar_type()) : at::Tensor());
     } else {
-      y = product(operand.to(dtype), layer.weight_operand(weight, {.row = true}).to(dtype),
+      const at::ScalarType dtype = emulation_dtype(x, layer.recipe_.activation, layer.recipe_.weight);
+      y = product(input.row.to(dtype), of_weight.row.to(dtype),
                   {.transpose_b = true, .bias = bias ? bias->to(dtype).contiguous() : at::Tensor()}, x.scalar_type());
     }
-    const bool needs_x = !codes.defined() && (trains_weight || prologue != nullptr);
-    context->save_for_backward({weight, codes, scales, needs_x ? x : at::Tensor(), statistics.rstd, statistics.mean});
+    context->save_for_backward({weight, kept.codes, kept.scales, kept.x, kept.statistics.rstd, kept.statistics.mean});
     context->saved_data["holder"] = c10::IValue::make_capsule(holder);
-    context->saved_data["by_rows"] = by_rows;
+    context->saved_data["by_rows"] = kept.by_rows;
     context->saved_data["optional_inputs"] =
         std::vector<int64_t>{bias.has_value(), prologue_weight.has_value(), prologue_bias.has_value()};
     context->saved_data["sizes"] = x.sizes();
@@ -132,15 +109,13 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
     const auto saved = context->get_saved_variables();
-    const at::Tensor &weight = saved[0], &codes = saved[1], &scales = saved[2], &kept_x = saved[3];
-    const RowOperation::Statistics statistics = {saved[4], saved[5]};
+    const at::Tensor& weight = saved[0];
+    const KeptInput kept = {
+        saved[1], saved[2], saved[3], {saved[4], saved[5]}, context->saved_data["by_rows"].toBool()};
     const auto holder = c10::static_intrusive_pointer_cast<Holder>(context->saved_data["holder"].toCapsule());
     QuantizedLinear& layer = *holder->layer;
-    const LinearRecipe& recipe = layer.recipe_;
     const RowOperation* prologue = holder->prologue.get();
-    const bool by_rows = context->saved_data["by_rows"].toBool();
     const at::Tensor dy = as_rows(gradients[0]);
-    const at::ScalarType result_dtype = weight.scalar_type();
     // Inputs that are not there have no number.
     size_t edge = 2;
     std::vector<bool> wants_optional;
@@ -149,62 +124,39 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     const bool wants_bias = wants_optional[0], wants_weight = context->needs_input_grad(1);
     const bool wants_input = context->needs_input_grad(0) || wants_optional[1] || wants_optional[2];
 
-    const bool native = layer.gemm_ == Gemm::kNative;
-    at::Tensor by_row = dy, by_column = dy;
-    MXTensor row_codes, column_codes;
-    if (recipe.gradient.format && (wants_input || wants_weight)) {
-      const uint64_t seed = mix_seed(layer.seed_, layer.backward_calls_++);
-      const OperandCopies copies =
-          layer.quantized(Operand::kGradient, dy, {.row = wants_input, .column = wants_weight, .seed = seed});
-      by_row = copies.row;
-      by_column = copies.column;
-      row_codes = copies.row_codes;
-      column_codes = copies.column_codes;
-    }
-
-    // Each operand goes when its product is done: they are as large as activations.
-    at::Tensor dinput, dweight, dbias;
     at::Tensor x, input;  // the prologue's graph, from x to its result, where that is not made by rows
-    if (kept_x.defined() && !by_rows) {
+    if (kept.x.defined() && !kept.by_rows) {
       const at::AutoGradMode with_grad(prologue != nullptr && wants_input);
-      x = kept_x.detach();
+      x = kept.x.detach();
       if (at::GradMode::is_enabled()) x.requires_grad_();
       input = prologue != nullptr ? prologue->apply(x) : x;
     }
-    if (wants_weight && native) {
-      const MXTensor x_codes = codes.defined()
-                                   ? MXTensor(codes, scales, *recipe.activation.format, Orientation::kColumn)
-                                   : layer.activation_again(as_rows(input.detach())).column_codes;
-      dweight = native_product(column_codes, x_codes, result_dtype);
-    } else if (wants_weight) {
-      const at::ScalarType dtype = emulation_dtype(dy, recipe.gradient, recipe.activation);
-      at::Tensor operand;
-      if (codes.defined()) {
-        operand = dequantize_kept(codes, scales, recipe.activation, dtype);
-      } else if (by_rows) {
-        RowOperation::Statistics known;
-        operand = layer.activation_again(prologue->rows(kept_x, known)).column;
-      } else {
-        operand = as_rows(input.detach());
-        if (recipe.activation.format) operand = layer.activation_again(operand).column;
-      }
-      dweight = product(by_column.to(dtype), operand.to(dtype), {.transpose_a = true}, result_dtype);
+    // Each operand goes when its product is done: they are as large as activations.
+    at::Tensor dinput, dweight, dbias;
+    OperandCopies of_dy = gradient_copies(layer, dy, {.row = wants_input, .column = wants_weight});
+    if (wants_weight) {
+      const at::ScalarType dtype = emulation_dtype(dy, layer.recipe_.gradient, layer.recipe_.activation);
+      const OperandCopies of_x = input_columns(layer, prologue, kept, input.defined() ? input.detach() : input, dtype);
+      dweight =
+          layer.gemm_ == Gemm::kNative
+              ? native_product(of_dy.column_codes, of_x.column_codes, weight.scalar_type())
+              : product(of_dy.column.to(dtype), of_x.column.to(dtype), {.transpose_a = true}, weight.scalar_type());
     }
-    by_column.reset();
-    column_codes = {};
-    if (wants_input && native) {
-      dinput = native_product(row_codes, layer.quantized(Operand::kWeight, weight, {.column = true}).column_codes,
-                              result_dtype);
-    } else if (wants_input) {
-      const at::ScalarType dtype = emulation_dtype(dy, recipe.gradient, recipe.weight);
-      dinput = product(by_row.to(dtype), layer.weight_operand(weight, {.column = true}).to(dtype), {}, result_dtype);
+    of_dy.column.reset();
+    of_dy.column_codes = {};
+    if (wants_input) {
+      const at::ScalarType dtype = emulation_dtype(dy, layer.recipe_.gradient, layer.recipe_.weight);
+      const OperandCopies of_weight = layer.weight_copies(weight, {.column = true});
+      dinput = layer.gemm_ == Gemm::kNative
+                   ? native_product(of_dy.row_codes, of_weight.column_codes, weight.scalar_type())
+                   : product(of_dy.row.to(dtype), of_weight.column.to(dtype), {}, weight.scalar_type());
     }
-    by_row.reset();
-    row_codes = {};
+    of_dy = {};
     if (wants_bias) dbias = gemm(at::ones({1, dy.size(0)}, dy.options()), dy).squeeze(0);
+
     RowOperation::Gradients before = {.x = dinput, .parameters = {}};
-    if (dinput.defined() && by_rows) {
-      before = prologue->gradients(kept_x, statistics, dinput);
+    if (dinput.defined() && kept.by_rows) {
+      before = prologue->gradients(kept.x, kept.statistics, dinput);
     } else if (dinput.defined() && prologue != nullptr) {
       before = gradients_of(*prologue, x, input, dinput.view(input.sizes()));
     }
@@ -213,6 +165,71 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
   }
 
  private:
+  /// What backward reads of x: the column copy, or x itself, in front of the prologue.
+  struct KeptInput {
+    at::Tensor codes, scales, x;
+    RowOperation::Statistics statistics;  ///< the prologue's, if by rows
+    bool by_rows = false;                 ///< the prologue's result never exists
+  };
+
+  /// The row copy of x, or of what the prologue makes of it, and what is kept.
+  static OperandCopies read_input(QuantizedLinear& layer, const RowOperation* prologue, const at::Tensor& x,
+                                  bool trains_weight, KeptInput& kept) {
+    const OperandRecipe& recipe = layer.recipe_.activation;
+    OperandCopies copies;
+    kept.by_rows = prologue != nullptr && recipe.format && recipe.is_microscaling() && prologue->has_rows(x);
+    if (kept.by_rows) {
+      kept.x = x.contiguous();
+      return layer.quantized(Operand::kActivation, prologue->rows(kept.x, kept.statistics), {.row = true});
+    }
+    const at::Tensor rows = as_rows(prologue != nullptr ? prologue->apply(x) : x);
+    if (recipe.format) {
+      const bool keeps_column = trains_weight && prologue == nullptr && !layer.input_stays_;
+      if (keeps_column) std::tie(kept.codes, kept.scales) = last_input().find(x, recipe);
+      const bool makes_column = keeps_column && !kept.codes.defined();
+      copies = layer.quantized(Operand::kActivation, rows, {.row = true, .kept = makes_column});
+      if (makes_column) {
+        kept.codes = copies.codes;
+        kept.scales = copies.scales;
+        last_input().remember(x, recipe, copies);
+      }
+    } else {
+      copies.row = rows;
+    }
+    if (!kept.codes.defined() && (trains_weight || prologue != nullptr)) kept.x = x;
+    return copies;
+  }
+
+  static OperandCopies gradient_copies(QuantizedLinear& layer, const at::Tensor& dy, OperandRequest request) {
+    OperandCopies copies;
+    if (layer.recipe_.gradient.format && (request.row || request.column)) {
+      request.seed = mix_seed(layer.seed_, layer.backward_calls_++);
+      return layer.quantized(Operand::kGradient, dy, request);
+    }
+    copies.row = copies.column = dy;
+    return copies;
+  }
+
+  /// The column copy that the weight's gradient reads. `input`: the prologue's result, or x, if it exists.
+  static OperandCopies input_columns(QuantizedLinear& layer, const RowOperation* prologue, const KeptInput& kept,
+                                     const at::Tensor& input, at::ScalarType dtype) {
+    const OperandRecipe& recipe = layer.recipe_.activation;
+    OperandCopies copies;
+    if (kept.codes.defined() && layer.gemm_ == Gemm::kNative) {
+      copies.column_codes = MXTensor(kept.codes, kept.scales, *recipe.format, Orientation::kColumn);
+    } else if (kept.codes.defined()) {
+      copies.column = dequantize_kept(kept.codes, kept.scales, recipe, dtype);
+    } else if (kept.by_rows) {
+      RowOperation::Statistics known;
+      copies = layer.activation_again(prologue->rows(kept.x, known));
+    } else if (recipe.format) {
+      copies = layer.activation_again(as_rows(input));
+    } else {
+      copies.column = as_rows(input);
+    }
+    return copies;
+  }
+
   /// By autograd, of input = prologue(x).
   static RowOperation::Gradients gradients_of(const RowOperation& prologue, const at::Tensor& x,
                                               const at::Tensor& input, const at::Tensor& dinput) {
@@ -281,10 +298,11 @@ OperandCopies QuantizedLinear::activation_again(const X& x) {
       {.column = true, .as_codes = gemm_ == Gemm::kNative, .amax = amax_for(Operand::kActivation), .count = false});
 }
 
-at::Tensor QuantizedLinear::weight_operand(const at::Tensor& weight, const OperandRequest& request) {
-  if (!recipe_.weight.format) return weight;
-  const OperandCopies copies = quantized(Operand::kWeight, weight, request);
-  return request.row ? copies.row : copies.column;
+OperandCopies QuantizedLinear::weight_copies(const at::Tensor& weight, const OperandRequest& request) {
+  if (recipe_.weight.format) return quantized(Operand::kWeight, weight, request);
+  OperandCopies copies;
+  copies.row = copies.column = weight;
+  return copies;
 }
 
 at::Tensor QuantizedLinear::forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,

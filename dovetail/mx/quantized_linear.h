@@ -78,7 +78,7 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   template <class X>
   OperandCopies activation_again(const X& x);
   /// The weight as a product reads it, by row or by column.
-  at::Tensor weight_operand(const at::Tensor& weight, const OperandRequest& request);
+  OperandCopies weight_copies(const at::Tensor& weight, const OperandRequest& request);
 
   LinearRecipe recipe_;
   std::string name_;

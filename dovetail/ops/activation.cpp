@@ -1,6 +1,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <vector>
+
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/activation_simd.h"
@@ -14,10 +16,31 @@ namespace dovetail {
 
 namespace {
 
-int64_t output_width(Activation activation, int64_t width) {
-  return activation == Activation::kSwiGlu ? width / 2 : width;
+const char* name(Activation activation) {
+  switch (activation) {
+    case Activation::kSwiGlu:
+      return "swiglu";
+    case Activation::kGelu:
+      return "gelu";
+    case Activation::kSquaredRelu:
+      return "squared_relu";
+  }
+  return "";
 }
 
+void check_input(Activation activation, const at::Tensor& x) {
+  user_check(at::isFloatingType(x.scalar_type()), "{}: x must be floating, but is {}", name(activation), describe(x));
+  user_check(activation != Activation::kSwiGlu || (x.dim() >= 1 && x.size(-1) % 2 == 0),
+             "swiglu: the last size of x, gate and up, must be even; x is {}", describe(x));
+}
+
+std::vector<int64_t> output_sizes(Activation activation, const at::Tensor& x) {
+  std::vector<int64_t> sizes = x.sizes().vec();
+  if (activation == Activation::kSwiGlu) sizes.back() /= 2;
+  return sizes;
+}
+
+/// x contiguous.
 ActivationProblem problem(Activation activation, const at::Tensor& x) {
   const int64_t width = activation == Activation::kSwiGlu ? x.size(-1) / 2 : x.numel();
   const int64_t rows = activation == Activation::kSwiGlu ? x.numel() / x.size(-1) : 1;
@@ -26,6 +49,7 @@ ActivationProblem problem(Activation activation, const at::Tensor& x) {
 
 /// x and dy contiguous.
 at::Tensor gradient(Activation activation, const at::Tensor& x, const at::Tensor& dy) {
+  const TraceSpan span("dovetail::activation");
   at::Tensor dx = at::empty(x.sizes(), x.options());
   const auto kernel = x.is_cuda() ? cuda_kernels()->activation_backward : &activation_backward;
   kernel(problem(activation, x), dy.const_data_ptr(), dx.mutable_data_ptr());
@@ -34,22 +58,20 @@ at::Tensor gradient(Activation activation, const at::Tensor& x, const at::Tensor
 
 class ActivationFunction : public torch::autograd::Function<ActivationFunction> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x_in, int64_t activation) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x_in, int64_t number) {
     const TraceSpan span("dovetail::activation");
+    const auto activation = static_cast<Activation>(number);
     const at::Tensor x = x_in.contiguous();
-    auto sizes = x.sizes().vec();
-    sizes.back() = output_width(static_cast<Activation>(activation), sizes.back());
-    at::Tensor y = at::empty(sizes, x.options());
+    at::Tensor y = at::empty(output_sizes(activation, x), x.options());
     const auto kernel = x.is_cuda() ? cuda_kernels()->activation_forward : &activation_forward;
-    kernel(problem(static_cast<Activation>(activation), x), y.mutable_data_ptr());
+    kernel(problem(activation, x), y.mutable_data_ptr());
     context->save_for_backward({x});
-    context->saved_data["activation"] = activation;
+    context->saved_data["activation"] = number;
     return y;
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
-    const TraceSpan span("dovetail::activation");
     const auto activation = static_cast<Activation>(context->saved_data["activation"].toInt());
     return {gradient(activation, context->get_saved_variables()[0], gradients[0].contiguous()), at::Tensor()};
   }
@@ -57,17 +79,35 @@ class ActivationFunction : public torch::autograd::Function<ActivationFunction> 
 
 bool by_kernel(const at::Tensor& x) { return use_kernel(Kernel::kActivation, x) && x.numel() > 0; }
 
-using Function = at::Tensor (*)(const at::Tensor&);
+at::Tensor by_composition(Activation activation, const at::Tensor& x) {
+  switch (activation) {
+    case Activation::kSwiGlu:
+      return composed::swiglu(x);
+    case Activation::kGelu:
+      return composed::gelu(x);
+    case Activation::kSquaredRelu:
+      return composed::squared_relu(x);
+  }
+  return {};
+}
+
+at::Tensor activate(Activation activation, const at::Tensor& x) {
+  check_input(activation, x);
+  if (x.is_meta()) return at::empty(output_sizes(activation, x), x.options());
+  if (!by_kernel(x)) return by_composition(activation, x);
+  return ActivationFunction::apply(x, static_cast<int64_t>(activation));
+}
 
 class ActivationOperation : public RowOperation {
  public:
-  ActivationOperation(Activation activation, Function function) : activation_(activation), function_(function) {}
+  explicit ActivationOperation(Activation activation) : activation_(activation) {}
 
-  at::Tensor apply(const at::Tensor& x) const override { return function_(x); }
+  at::Tensor apply(const at::Tensor& x) const override { return activate(activation_, x); }
   bool has_rows(const at::Tensor& x) const override { return x.is_cpu() && by_kernel(x); }
 
   MadeRows rows(const at::Tensor& x, Statistics&) const override {
-    const int64_t width = x.size(-1), out = output_width(activation_, width);
+    check_input(activation_, x);
+    const int64_t width = x.size(-1), out = output_sizes(activation_, x).back();
     const ActivationProblem all = {.activation = activation_, .storage = storage_of(x), .width = out};
     return {.sizes = {x.numel() / width, out},
             .dtype = x.scalar_type(),
@@ -80,51 +120,27 @@ class ActivationOperation : public RowOperation {
   }
 
   Gradients gradients(const at::Tensor& x, const Statistics&, const at::Tensor& dy) const override {
-    return {.x = gradient(activation_, x, dy.contiguous())};
+    return {.x = gradient(activation_, x, dy.contiguous()), .parameters = {}};
   }
 
  private:
   Activation activation_;
-  Function function_;
 };
-
-void check_floating(const char* name, const at::Tensor& x) {
-  user_check(at::isFloatingType(x.scalar_type()), "{}: x must be floating, but is {}", name, describe(x));
-}
 
 }  // namespace
 
-at::Tensor swiglu(const at::Tensor& x) {
-  check_floating("swiglu", x);
-  user_check(x.dim() >= 1 && x.size(-1) % 2 == 0, "swiglu: the last size of x, gate and up, must be even; x is {}",
-             describe(x));
-  if (x.is_meta()) return at::empty_like(x).narrow(-1, 0, x.size(-1) / 2);
-  if (!by_kernel(x)) return composed::swiglu(x);
-  return ActivationFunction::apply(x, static_cast<int64_t>(Activation::kSwiGlu));
-}
-
-at::Tensor gelu(const at::Tensor& x) {
-  check_floating("gelu", x);
-  if (x.is_meta()) return at::empty_like(x);
-  if (!by_kernel(x)) return composed::gelu(x);
-  return ActivationFunction::apply(x, static_cast<int64_t>(Activation::kGelu));
-}
-
-at::Tensor squared_relu(const at::Tensor& x) {
-  check_floating("squared_relu", x);
-  if (x.is_meta()) return at::empty_like(x);
-  if (!by_kernel(x)) return composed::squared_relu(x);
-  return ActivationFunction::apply(x, static_cast<int64_t>(Activation::kSquaredRelu));
-}
+at::Tensor swiglu(const at::Tensor& x) { return activate(Activation::kSwiGlu, x); }
+at::Tensor gelu(const at::Tensor& x) { return activate(Activation::kGelu, x); }
+at::Tensor squared_relu(const at::Tensor& x) { return activate(Activation::kSquaredRelu, x); }
 
 std::shared_ptr<const RowOperation> swiglu_operation() {
-  return std::make_shared<ActivationOperation>(Activation::kSwiGlu, swiglu);
+  return std::make_shared<ActivationOperation>(Activation::kSwiGlu);
 }
 std::shared_ptr<const RowOperation> gelu_operation() {
-  return std::make_shared<ActivationOperation>(Activation::kGelu, gelu);
+  return std::make_shared<ActivationOperation>(Activation::kGelu);
 }
 std::shared_ptr<const RowOperation> squared_relu_operation() {
-  return std::make_shared<ActivationOperation>(Activation::kSquaredRelu, squared_relu);
+  return std::make_shared<ActivationOperation>(Activation::kSquaredRelu);
 }
 
 }  // namespace dovetail

@@ -48,6 +48,7 @@ at::Tensor float_contiguous(const at::Tensor& x) { return x.defined() ? x.to(at:
 /// x and dy contiguous; of weight and, if it is defined, bias in their dtypes.
 RowOperation::Gradients norm_gradients(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                                        const at::Tensor& mean, const at::Tensor& rstd, const at::Tensor& dy) {
+  const TraceSpan span("dovetail::norm");
   const at::Tensor dx = at::empty(x.sizes(), x.options()), wide_weight = float_contiguous(weight);
   const at::Tensor dweight = at::empty(weight.sizes(), wide_weight.options());
   const at::Tensor dbias = bias.defined() ? at::empty(bias.sizes(), wide_weight.options()) : at::Tensor();
@@ -77,7 +78,6 @@ class NormFunction : public torch::autograd::Function<NormFunction> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
-    const TraceSpan span("dovetail::norm");
     const auto saved = context->get_saved_variables();
     const auto found = norm_gradients(saved[0], saved[1], saved[2], saved[3], saved[4], gradients[0].contiguous());
     return {found.x, found.parameters.weight, found.parameters.bias, at::Tensor(), at::Tensor()};

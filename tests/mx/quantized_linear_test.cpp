@@ -99,6 +99,18 @@ TEST(QuantizedLinear, APrologueTrainsWithoutItsLinear) {
   EXPECT_TRUE(at::equal(inside, norm.grad()));
 }
 
+TEST(QuantizedLinear, APrologueOfAnotherWidthIsNamed) {
+  const at::Tensor weight = random({45, 70}, 1);
+  for (const char* name : {"mxfp8", "fp8_block"}) {
+    const auto forward = [&](int64_t width) {
+      layer(recipe(name))->forward(random({33, width}, 2), weight, {}, swiglu_operation());
+    };
+    EXPECT_THAT([&] { forward(70); },
+                ::testing::ThrowsMessage<UserError>(AllOf(HasSubstr("blocks.0.ffn.down"), HasSubstr("rows of 35"))));
+    EXPECT_THAT([&] { forward(141); }, ::testing::ThrowsMessage<UserError>(HasSubstr("must be even")));
+  }
+}
+
 TEST(QuantizedLinear, KeepsWhatItSaysForBackward) {
   const at::Tensor weight = random({64, 128}, 1, at::kBFloat16).requires_grad_();
   const at::Tensor x = random({256, 256}, 2, at::kBFloat16).requires_grad_();
