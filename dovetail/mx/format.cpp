@@ -1,14 +1,10 @@
 #include "dovetail/mx/format.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cctype>
-#include <string>
 
+#include "dovetail/base/enum_names.h"
 #include "dovetail/base/error.h"
 
 namespace dovetail::mx {
@@ -68,18 +64,6 @@ constexpr std::array<std::string_view, 4> kScaleModeNames = {"round_up", "floor"
 constexpr std::array<std::string_view, 2> kNonFiniteNames = {"poison", "saturate"};
 constexpr std::array<std::string_view, 2> kRoundingNames = {"nearest_even", "stochastic"};
 
-/// The enumerator whose name is `text`; `what` is the option, for the message.
-template <class Enum, size_t N>
-Enum parse(std::string_view what, std::string_view text, const std::array<std::string_view, N>& names) {
-  std::string lower(text);
-  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
-  const auto found = std::find(names.begin(), names.end(), lower);
-  if (found == names.end())
-    throw UserError(fmt::format("mx: no {} is named \"{}\"; valid are {}", what, text, fmt::join(names, ", ")),
-                    fmt::format("use one of {}", fmt::join(names, ", ")));
-  return static_cast<Enum>(found - names.begin());
-}
-
 }  // namespace
 
 const ElementSpec& element_spec(Format format) { return kSpecs[static_cast<size_t>(format)]; }
@@ -112,11 +96,13 @@ std::string_view name(ScaleMode mode) { return kScaleModeNames[static_cast<size_
 std::string_view name(NonFinite non_finite) { return kNonFiniteNames[static_cast<size_t>(non_finite)]; }
 std::string_view name(Rounding rounding) { return kRoundingNames[static_cast<size_t>(rounding)]; }
 
-Format parse_format(std::string_view text) { return parse<Format>("format", text, kFormatNames); }
-ScaleMode parse_scale_mode(std::string_view text) { return parse<ScaleMode>("scale mode", text, kScaleModeNames); }
-NonFinite parse_non_finite(std::string_view text) {
-  return parse<NonFinite>("treatment of non-finite blocks", text, kNonFiniteNames);
+Format parse_format(std::string_view text) { return parse_enum<Format>("mx", "format", text, kFormatNames); }
+ScaleMode parse_scale_mode(std::string_view text) {
+  return parse_enum<ScaleMode>("mx", "scale mode", text, kScaleModeNames);
 }
-Rounding parse_rounding(std::string_view text) { return parse<Rounding>("rounding", text, kRoundingNames); }
+NonFinite parse_non_finite(std::string_view text) {
+  return parse_enum<NonFinite>("mx", "treatment of non-finite blocks", text, kNonFiniteNames);
+}
+Rounding parse_rounding(std::string_view text) { return parse_enum<Rounding>("mx", "rounding", text, kRoundingNames); }
 
 }  // namespace dovetail::mx

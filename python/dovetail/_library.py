@@ -5,7 +5,7 @@ import os
 import pathlib
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
-LIBRARIES = ["libdovetail_ops.so", "libdovetail_mx.so"]  # each after those it is built on
+LIBRARIES = ["libdovetail_ops.so", "libdovetail_mx.so", "libdovetail_moe.so"]  # each after those it is built on
 
 
 def library_folder() -> pathlib.Path:

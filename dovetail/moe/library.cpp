@@ -1,0 +1,60 @@
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <tuple>
+
+#include "dovetail/moe/routing.h"
+
+/// torch.ops.dovetail.moe_*.
+namespace dovetail::moe {
+
+namespace {
+
+std::string_view view(c10::string_view text) { return {text.data(), text.size()}; }
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> library_route(
+    const at::Tensor& logits, int64_t k, c10::string_view score, c10::string_view normalize,
+    c10::string_view slot_order, c10::string_view drop, double capacity_factor, int64_t capacity,
+    bool batch_prioritized, const std::optional<at::Tensor>& bias, int64_t num_groups, int64_t top_groups, double scale,
+    c10::string_view aux, c10::string_view group_score, c10::string_view capacity_rule,
+    const std::optional<at::Tensor>& draw, bool draw_frees_slot) {
+  const RoutingSpec spec = {.k = k,
+                            .score = parse_score(view(score)),
+                            .normalize = parse_normalize(view(normalize)),
+                            .scale = scale,
+                            .slot_order = parse_slot_order(view(slot_order)),
+                            .batch_prioritized = batch_prioritized,
+                            .drop = parse_drop(view(drop)),
+                            .capacity_rule = parse_capacity_rule(view(capacity_rule)),
+                            .capacity_factor = capacity_factor,
+                            .capacity = capacity,
+                            .groups = num_groups,
+                            .top_groups = top_groups,
+                            .group_score = parse_group_score(view(group_score)),
+                            .load_count = parse_load_count(view(aux)),
+                            .draw_frees_slot = draw_frees_slot};
+  const Routing routing = route(logits, spec, bias.value_or(at::Tensor()), draw.value_or(at::Tensor()));
+  return {routing.expert, routing.slot, routing.weight, routing.count, routing.load_loss, routing.z_loss};
+}
+
+std::tuple<at::Tensor, at::Tensor> library_expert_choice(const at::Tensor& logits, int64_t capacity) {
+  const ExpertChoice choice = choose_tokens(logits, capacity);
+  return {choice.token, choice.weight};
+}
+
+}  // namespace
+
+}  // namespace dovetail::moe
+
+TORCH_LIBRARY_FRAGMENT(dovetail, m) {
+  m.def(
+      "moe_route(Tensor logits, int k, str score=\"softmax\", str normalize=\"before\", str slot_order=\"choice\", "
+      "str drop=\"position\", float capacity_factor=1.0, int capacity=0, bool batch_prioritized=False, "
+      "Tensor? bias=None, int num_groups=1, int top_groups=1, float scale=1.0, str aux=\"first_choice\", "
+      "str group_score=\"top2\", str capacity_rule=\"tutel\", Tensor? draw=None, bool draw_frees_slot=False) "
+      "-> (Tensor expert_idx, Tensor slot, Tensor weight, Tensor count, Tensor aux_loss, Tensor z_loss)",
+      dovetail::moe::library_route);
+  m.def("moe_expert_choice(Tensor logits, int capacity) -> (Tensor token_idx, Tensor weight)",
+        dovetail::moe::library_expert_choice);
+}

@@ -1,0 +1,203 @@
+#include "dovetail/moe/routing.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "dovetail/base/enum_names.h"
+#include "dovetail/base/error.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/moe/choose.h"
+#include "dovetail/ops/dispatch.h"
+
+namespace dovetail::moe {
+
+namespace {
+
+constexpr double kLeastSum = 1e-20;
+constexpr int64_t kLeastMeshCapacity = 4;
+
+void check_logits(const char* name, const at::Tensor& logits) {
+  user_check(logits.dim() == 2 && logits.size(1) >= 1 && at::isFloatingType(logits.scalar_type()),
+             "{}: logits must be floating, (tokens, experts), but are {}", name, describe(logits));
+  user_check(logits.is_cpu() || logits.is_meta(), "{}: logits must be on the CPU, but are {}", name, describe(logits));
+}
+
+void check_beside(const at::Tensor& bias, const at::Tensor& draw, const at::Tensor& logits, const RoutingSpec& spec) {
+  const auto is_vector = [&](const at::Tensor& x, int64_t size) {
+    return x.dim() == 1 && x.size(0) == size && at::isFloatingType(x.scalar_type()) && x.device() == logits.device();
+  };
+  user_check(!bias.defined() || is_vector(bias, logits.size(1)),
+             "moe_route: bias must be floating and [{}], one number an expert, but is {}", logits.size(1),
+             describe(bias));
+  if (!draw.defined()) return;
+  user_check(spec.k == 2, "moe_route: draw is for the second of two choices, but k = {}", spec.k);
+  user_check(is_vector(draw, logits.size(0)),
+             "moe_route: draw must be floating and [{}], one number a token, but is {}", logits.size(0),
+             describe(draw));
+}
+
+/// Contiguous: ATen computes strided elements by other instructions, and equal logits must tie.
+at::Tensor computed(const at::Tensor& logits) {
+  return logits.to(logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat).contiguous();
+}
+
+Routing shapes_alone(const at::Tensor& x, int64_t k) {
+  const int64_t tokens = x.size(0), experts = x.size(1);
+  const auto indices = x.options().dtype(at::kInt);
+  return {.expert = at::empty({tokens, k}, indices),
+          .slot = at::empty({tokens, k}, indices),
+          .weight = at::empty({tokens, k}, x.options()),
+          .count = at::empty({experts}, x.options().dtype(at::kLong)),
+          .load_loss = at::empty({}, x.options()),
+          .z_loss = at::empty({}, x.options())};
+}
+
+at::Tensor load_loss(const at::Tensor& scores, const Routing& routing, const RoutingSpec& spec) {
+  const int64_t tokens = scores.size(0), experts = scores.size(1);
+  const bool first = spec.load_count == LoadCount::kFirstChoice;
+  const at::Tensor counted = first ? count_choices(routing.expert.narrow(1, 0, 1), experts) : routing.count;
+  const auto choices = static_cast<double>(first ? tokens : tokens * spec.k);
+  const at::Tensor share = counted.to(scores.scalar_type()) * (static_cast<double>(experts) / choices);
+  const at::Tensor mean =
+      spec.score == Score::kSoftmax ? scores.mean(0) : (scores / scores.sum(1, true).clamp_min(kLeastSum)).mean(0);
+  return share.dot(mean);
+}
+
+/// Over the choices of which `kept` (T, k) says so, or all if it is undefined.
+at::Tensor normalized(const at::Tensor& weight, const at::Tensor& kept) {
+  const at::Tensor counted = kept.defined() ? weight * kept : weight;
+  return weight / counted.sum(1, true).clamp_min(kLeastSum);
+}
+
+}  // namespace
+
+int64_t capacity(const RoutingSpec& spec, int64_t tokens, int64_t experts, int64_t largest_count) {
+  const double factor = spec.capacity_factor, t = static_cast<double>(tokens), e = static_cast<double>(experts),
+               k = static_cast<double>(spec.k);
+  if (spec.capacity > 0) return spec.capacity;
+  switch (spec.capacity_rule) {
+    case CapacityRule::kTutel: {
+      const auto share = static_cast<double>((tokens + experts - 1) / experts);
+      const auto of = [&](double cf) { return spec.k * static_cast<int64_t>(cf * share); };
+      if (factor > 0) return of(factor);
+      return factor == 0 ? largest_count : std::min(largest_count, of(-factor));
+    }
+    case CapacityRule::kSwitch:
+      return static_cast<int64_t>(t / e * factor);
+    case CapacityRule::kMegatron:
+      return static_cast<int64_t>(std::ceil(t * k / e * factor));
+    case CapacityRule::kMegablocks:
+      return static_cast<int64_t>(factor * k * t / e);
+    case CapacityRule::kMeshTf:
+      return std::max(kLeastMeshCapacity, static_cast<int64_t>(t * factor / e));
+  }
+  DOVETAIL_CHECK(false, "no capacity rule has the number {}", static_cast<int>(spec.capacity_rule));
+  return 0;
+}
+
+void check_spec(std::string_view owner, const RoutingSpec& spec, int64_t experts) {
+  user_check(spec.k >= 1 && spec.k <= experts, "{}: k = {} must be 1 to {}, the number of experts", owner, spec.k,
+             experts);
+  user_check(spec.groups >= 1 && experts % spec.groups == 0, "{}: num_groups = {} does not divide the {} experts",
+             owner, spec.groups, experts);
+  user_check(spec.top_groups >= 1 && spec.top_groups <= spec.groups, "{}: top_groups = {} must be 1 to num_groups = {}",
+             owner, spec.top_groups, spec.groups);
+  const int64_t candidates = experts / spec.groups * spec.top_groups;
+  user_check(spec.k <= candidates, "{}: k = {} is more than the {} experts of top_groups = {}", owner, spec.k,
+             candidates, spec.top_groups);
+  user_check(std::isfinite(spec.scale), "{}: scale = {} must be finite", owner, spec.scale);
+  user_check(std::isfinite(spec.capacity_factor), "{}: capacity_factor = {} must be finite", owner,
+             spec.capacity_factor);
+  user_check(spec.capacity >= 0, "{}: capacity = {} must not be negative", owner, spec.capacity);
+  if (spec.drop != Drop::kNone && spec.capacity == 0 && spec.capacity_factor <= 0 &&
+      spec.capacity_rule != CapacityRule::kTutel) {
+    throw UserError(fmt::format("{}: capacity_factor = {} has no meaning by this capacity_rule; only tutel's "
+                                "knows 0 and below",
+                                owner, spec.capacity_factor),
+                    "use drop = \"none\" for routing without a capacity");
+  }
+}
+
+Routing route(const at::Tensor& logits, const RoutingSpec& spec, const at::Tensor& bias, const at::Tensor& draw) {
+  check_logits("moe_route", logits);
+  const int64_t tokens = logits.size(0), experts = logits.size(1);
+  check_spec("moe_route", spec, experts);
+  check_beside(bias, draw, logits, spec);
+  const at::Tensor x = computed(logits);
+  if (x.is_meta()) return shapes_alone(x, spec.k);
+  const TraceSpan span("dovetail::moe_route");
+
+  const at::Tensor scores = spec.score == Score::kSoftmax ? at::softmax(x, 1) : at::sigmoid(x);
+  const at::Tensor fixed = scores.detach().contiguous();
+  Routing routing;
+  routing.expert =
+      choose_experts(fixed, bias.defined() ? bias.detach().to(fixed.scalar_type()).contiguous() : bias, spec);
+  routing.count = count_choices(routing.expert, experts);
+
+  const at::Tensor chosen = scores.gather(1, routing.expert.to(at::kLong));
+  const at::Tensor chosen_fixed = chosen.detach().contiguous();
+  at::Tensor drawn_out;
+  if (draw.defined()) drawn_out = 2 * normalized(chosen_fixed, {}).select(1, 1) < draw;
+  if (spec.drop != Drop::kNone) {
+    const bool reads_count = spec.capacity == 0 && spec.capacity_factor <= 0 && tokens > 0;
+    routing.capacity = capacity(spec, tokens, experts, reads_count ? routing.count.max().item<int64_t>() : 0);
+  }
+  routing.slot = assign_slots(routing.expert, chosen_fixed, visiting_order(fixed, spec), drawn_out, experts,
+                              routing.capacity, spec);
+
+  const at::Tensor kept = routing.slot >= 0;
+  routing.weight = chosen;
+  if (spec.k > 1 && spec.normalize != Normalize::kNone)
+    routing.weight = normalized(chosen, spec.normalize == Normalize::kAfter ? kept : at::Tensor());
+  routing.weight = at::where(kept, routing.weight * spec.scale, at::zeros({}, x.options()));
+  if (tokens == 0) {  // a mean of nothing; still differentiable
+    routing.load_loss = routing.z_loss = x.sum();
+  } else {
+    routing.load_loss = load_loss(scores, routing, spec);
+    routing.z_loss = at::logsumexp(x, 1).square().mean();
+  }
+  return routing;
+}
+
+ExpertChoice choose_tokens(const at::Tensor& logits, int64_t capacity) {
+  check_logits("moe_expert_choice", logits);
+  const int64_t tokens = logits.size(0), experts = logits.size(1);
+  user_check(capacity >= 1 && capacity <= tokens,
+             "moe_expert_choice: capacity = {} must be 1 to {}, the number of tokens", capacity, tokens);
+  const at::Tensor x = computed(logits);
+  if (x.is_meta())
+    return {at::empty({experts, capacity}, x.options().dtype(at::kInt)), at::empty({experts, capacity}, x.options())};
+  const TraceSpan span("dovetail::moe_expert_choice");
+  const at::Tensor scores = at::softmax(x, 1);
+  const at::Tensor token = choose_rows(scores.detach(), capacity);
+  return {token, scores.t().gather(1, token.to(at::kLong))};
+}
+
+Score parse_score(std::string_view text) {
+  return parse_enum<Score>("moe", "score", text, std::to_array<std::string_view>({"softmax", "sigmoid"}));
+}
+Normalize parse_normalize(std::string_view text) {
+  return parse_enum<Normalize>("moe", "normalize", text, std::to_array<std::string_view>({"before", "after", "none"}));
+}
+SlotOrder parse_slot_order(std::string_view text) {
+  return parse_enum<SlotOrder>("moe", "slot_order", text, std::to_array<std::string_view>({"choice", "token"}));
+}
+Drop parse_drop(std::string_view text) {
+  return parse_enum<Drop>("moe", "drop", text, std::to_array<std::string_view>({"position", "probability", "none"}));
+}
+GroupScore parse_group_score(std::string_view text) {
+  return parse_enum<GroupScore>("moe", "group_score", text, std::to_array<std::string_view>({"top2", "max"}));
+}
+LoadCount parse_load_count(std::string_view text) {
+  return parse_enum<LoadCount>("moe", "aux", text, std::to_array<std::string_view>({"first_choice", "all_choices"}));
+}
+CapacityRule parse_capacity_rule(std::string_view text) {
+  return parse_enum<CapacityRule>(
+      "moe", "capacity_rule", text,
+      std::to_array<std::string_view>({"tutel", "switch", "megatron", "megablocks", "mesh_tf"}));
+}
+
+}  // namespace dovetail::moe
