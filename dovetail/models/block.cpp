@@ -1,5 +1,6 @@
 #include "dovetail/models/block.h"
 
+#include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/types.h>
@@ -12,13 +13,6 @@
 namespace dovetail {
 namespace {
 
-mx::QuantizedLinear::Prologue activation_function(const std::string& name) {
-  if (name == "swiglu") return swiglu_operation();
-  if (name == "gelu") return gelu_operation();
-  DOVETAIL_CHECK(name == "relu2", "activation \"{}\" passed resolve_model_config", name);
-  return squared_relu_operation();
-}
-
 struct BlockHolder : torch::CustomClassHolder {
   explicit BlockHolder(std::shared_ptr<Block> held) : block(std::move(held)) {}
   std::shared_ptr<Block> block;
@@ -26,25 +20,32 @@ struct BlockHolder : torch::CustomClassHolder {
 
 class CheckpointedBlock : public torch::autograd::Function<CheckpointedBlock> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x_btc,
-                            const std::shared_ptr<Block>& block) {
+  /// {x} or {x, router_loss}.
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const at::Tensor& x_btc,
+                                                const std::shared_ptr<Block>& block) {
     context->save_for_backward({x_btc});
     context->saved_data["block"] = c10::IValue::make_capsule(c10::make_intrusive<BlockHolder>(block));
-    return block->forward(x_btc);
+    return outputs(block->forward(x_btc));
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 torch::autograd::variable_list gradients) {
+                                                 const torch::autograd::variable_list& gradients) {
     const auto holder = c10::static_intrusive_pointer_cast<BlockHolder>(context->saved_data["block"].toCapsule());
     const auto x_btc = context->get_saved_variables()[0].detach().requires_grad_();
-    at::Tensor y_btc;
+    torch::autograd::variable_list again;
     {
       const at::AutoGradMode with_grad(true);
-      y_btc = holder->block->forward(x_btc);
+      again = outputs(holder->block->forward(x_btc));
     }
     // Accumulates into the parameters' .grad, and so runs their hooks, as the outer backward would.
-    torch::autograd::backward({y_btc}, {gradients[0]});
+    torch::autograd::backward(again, gradients);
     return {x_btc.grad(), at::Tensor()};
+  }
+
+ private:
+  static torch::autograd::variable_list outputs(const BlockOutput& block) {
+    if (!block.router_loss.defined()) return {block.x};
+    return {block.x, block.router_loss};
   }
 };
 
@@ -108,41 +109,40 @@ at::Tensor Attention::forward(const at::Tensor& x_btc, const Norm& norm, CacheSl
   return out_->forward(mixed.reshape({batch, tokens, heads_ * head_dim_}));
 }
 
-FeedForward::FeedForward(const ModelConfig& config, const std::string& name, c10::Device device)
-    : activation_(activation_function(config.activation)) {
-  up_ = register_module("up", make_linear({.in = config.width,
-                                           .out = ffn_up_width(config),
-                                           .bias = config.bias,
-                                           .role = LinearRole::kFeedForwardUp,
-                                           .name = name + ".up",
-                                           .device = device}));
-  down_ = register_module("down", make_linear({.in = config.ffn_width,
-                                               .out = config.width,
-                                               .bias = config.bias,
-                                               .role = LinearRole::kFeedForwardDown,
-                                               .name = name + ".down",
-                                               .device = device}));
-}
-
-at::Tensor FeedForward::forward(const at::Tensor& x, const Norm& norm) {
-  return down_->forward(up_->forward(x, norm.operation()), activation_);
-}
-
-Block::Block(const ModelConfig& config, const std::string& name, c10::Device device) {
+Block::Block(const ModelConfig& config, int64_t index, c10::Device device) {
+  const std::string name = fmt::format("blocks.{}", index);
   attention_norm_ = register_module("attention_norm", std::make_shared<Norm>(config, device));
   attention_ = register_module("attention", std::make_shared<Attention>(config, name + ".attention", device));
   ffn_norm_ = register_module("ffn_norm", std::make_shared<Norm>(config, device));
-  ffn_ = register_module("ffn", std::make_shared<FeedForward>(config, name + ".ffn", device));
+  if (moe::has_experts(config.moe, index)) {
+    moe_ = register_module("moe",
+                           std::make_shared<moe::Layer>(config.moe, moe::Layer::Options{.width = config.width,
+                                                                                        .activation = config.activation,
+                                                                                        .bias = config.bias,
+                                                                                        .name = name + ".moe",
+                                                                                        .device = device}));
+  } else {
+    ffn_ = register_module("ffn", std::make_shared<FeedForward>(FeedForward::Options{.in = config.width,
+                                                                                     .width = config.ffn_width,
+                                                                                     .activation = config.activation,
+                                                                                     .bias = config.bias,
+                                                                                     .name = name + ".ffn",
+                                                                                     .device = device}));
+  }
 }
 
-at::Tensor Block::forward(const at::Tensor& x_btc, CacheSlot* slot) {
-  const auto mixed_btc = x_btc + attention_->forward(x_btc, *attention_norm_, slot);
-  return mixed_btc + ffn_->forward(mixed_btc, *ffn_norm_);
+BlockOutput Block::forward(const at::Tensor& x_btc, CacheSlot* slot) {
+  const at::Tensor mixed_btc = x_btc + attention_->forward(x_btc, *attention_norm_, slot);
+  if (ffn_) return {mixed_btc + ffn_->forward(mixed_btc, ffn_norm_->operation()), {}};
+  // Router and experts read the norm's result.
+  const moe::Layer::Output made = moe_->forward(ffn_norm_->forward(mixed_btc));
+  return {mixed_btc + made.y, made.loss};
 }
 
-at::Tensor checkpointed_forward(const std::shared_ptr<Block>& block, const at::Tensor& x_btc) {
+BlockOutput checkpointed_forward(const std::shared_ptr<Block>& block, const at::Tensor& x_btc) {
   DOVETAIL_CHECK(x_btc.requires_grad(), "the input of a checkpointed block has no gradient");
-  return CheckpointedBlock::apply(x_btc, block);
+  const torch::autograd::variable_list made = CheckpointedBlock::apply(x_btc, block);
+  return {made[0], made.size() > 1 ? made[1] : at::Tensor()};
 }
 
 }  // namespace dovetail

@@ -7,6 +7,8 @@
 #include <string>
 
 #include "dovetail/models/config.h"
+#include "dovetail/moe/layer.h"
+#include "dovetail/mx/feed_forward.h"
 #include "dovetail/mx/linear.h"
 
 /// The parts of GPT. Legend: B batch, T tokens, C width, H heads, D head_dim.
@@ -54,30 +56,28 @@ class Attention : public torch::nn::Module {
   std::shared_ptr<Linear> qkv_, out_;
 };
 
-class FeedForward : public torch::nn::Module {
- public:
-  FeedForward(const ModelConfig& config, const std::string& name, c10::Device device);
-  at::Tensor forward(const at::Tensor& x, const Norm& norm);  ///< (..., C) -> (..., C), of norm(x)
-
- private:
-  mx::QuantizedLinear::Prologue activation_;
-  std::shared_ptr<Linear> up_, down_;
+/// What a block makes: x (B, T, C), and the losses of its router, a scalar; undefined in a dense block.
+struct BlockOutput {
+  at::Tensor x, router_loss;
 };
 
-/// Pre-norm block: x += attention(norm(x)); x += ffn(norm(x)).
+/// Pre-norm block: x += attention(norm(x)); x += ffn(norm(x)), a feed-forward or a mixture of experts.
 class Block : public torch::nn::Module {
  public:
-  Block(const ModelConfig& config, const std::string& name, c10::Device device);
-  at::Tensor forward(const at::Tensor& x_btc, CacheSlot* slot = nullptr);
+  Block(const ModelConfig& config, int64_t index, c10::Device device);
+  BlockOutput forward(const at::Tensor& x_btc, CacheSlot* slot = nullptr);
+
+  moe::Layer* experts() const { return moe_.get(); }  ///< null: dense
 
  private:
   std::shared_ptr<Norm> attention_norm_, ffn_norm_;
   std::shared_ptr<Attention> attention_;
-  std::shared_ptr<FeedForward> ffn_;
+  std::shared_ptr<FeedForward> ffn_;  ///< one of these two
+  std::shared_ptr<moe::Layer> moe_;
 };
 
 /// block->forward(x_btc) keeping only x_btc: backward runs the block again (Chen et al. 2016). The gradients are the
 /// same bits. `x_btc` must require grad, otherwise nothing would start that backward.
-at::Tensor checkpointed_forward(const std::shared_ptr<Block>& block, const at::Tensor& x_btc);
+BlockOutput checkpointed_forward(const std::shared_ptr<Block>& block, const at::Tensor& x_btc);
 
 }  // namespace dovetail

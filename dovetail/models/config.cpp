@@ -180,6 +180,7 @@ void ModelConfig::describe(Section& s) {
   s.value("init_std", init_std,
           "Standard deviation of initial matrices; projections into the residual stream get this / sqrt(2 * layers)")
       .above(0);
+  s.section("moe", moe, "Mixture of experts in place of feed-forwards");
 }
 
 const std::vector<ModelPreset>& model_presets() {
@@ -220,6 +221,9 @@ ModelConfig resolve_model_config(const ModelConfig& config, int64_t tokenizer_vo
   if (c.ffn_width == 0) {
     c.ffn_width = c.activation == "swiglu" ? round_up((8 * c.width + 2) / 3, kFfnMultiple) : 4 * c.width;
   }
+  c.moe = moe::resolve(c.moe, c.ffn_width);
+  user_check(c.moe.every <= c.layers || c.moe.experts == 0,
+             "model.moe.every = {} leaves none of the {} blocks with experts", c.moe.every, c.layers);
   resolve_vocab(c, tokenizer_vocab);
   return c;
 }
@@ -227,10 +231,6 @@ ModelConfig resolve_model_config(const ModelConfig& config, int64_t tokenizer_vo
 int64_t rotary_dim(const ModelConfig& config) {
   if (config.positions != "rotary") return 0;
   return static_cast<int64_t>(config.rotary_fraction * static_cast<double>(config.head_dim));
-}
-
-int64_t ffn_up_width(const ModelConfig& config) {
-  return config.activation == "swiglu" ? 2 * config.ffn_width : config.ffn_width;
 }
 
 }  // namespace dovetail

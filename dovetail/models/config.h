@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "dovetail/base/schema.h"
+#include "dovetail/moe/config.h"
 
 namespace dovetail {
 
@@ -29,6 +30,7 @@ struct ModelConfig {
   bool bias = false;  ///< in every Linear but the head, and in LayerNorm
   bool tied = true;   ///< the head is the embedding
   double init_std = 0.02;
+  moe::Config moe = {};
   void describe(Section& s);
 };
 
@@ -49,7 +51,5 @@ ModelConfig resolve_model_config(const ModelConfig& config, int64_t tokenizer_vo
 
 /// Leading elements of each head that are rotated: 0 with learned positions. Of a resolved config.
 int64_t rotary_dim(const ModelConfig& config);
-/// Rows of ffn.up: twice ffn_width for swiglu (gate, then up).
-int64_t ffn_up_width(const ModelConfig& config);
 
 }  // namespace dovetail

@@ -65,7 +65,7 @@ GPT::GPT(const ModelConfig& config, c10::Device device) : torch::nn::Module("GPT
   torch::nn::ModuleList blocks;
   register_module("blocks", blocks);
   for (int64_t i = 0; i < c.layers; ++i) {
-    state_->blocks.push_back(std::make_shared<Block>(c, fmt::format("blocks.{}", i), device));
+    state_->blocks.push_back(std::make_shared<Block>(c, i, device));
     blocks->push_back(state_->blocks.back());
   }
   state_->norm = register_module("norm", std::make_shared<Norm>(c, device));
@@ -79,8 +79,11 @@ GPT::GPT(const ModelConfig& config, c10::Device device) : torch::nn::Module("GPT
 GPT::~GPT() = default;
 
 const ModelConfig& GPT::config() const { return state_->config; }
+const std::vector<std::shared_ptr<Block>>& GPT::blocks() const { return state_->blocks; }
 
-at::Tensor GPT::features(const at::Tensor& tokens, KvCache* cache) {
+at::Tensor GPT::features(const at::Tensor& tokens, KvCache* cache) { return run_blocks(tokens, cache).x; }
+
+BlockOutput GPT::run_blocks(const at::Tensor& tokens, KvCache* cache) {
   check_tokens(tokens, "(batch, tokens)");
   // Writing the cache in place must not tie one call's graph to the next.
   const at::AutoGradMode grad_mode(at::GradMode::is_enabled() && cache == nullptr);
@@ -90,11 +93,12 @@ at::Tensor GPT::features(const at::Tensor& tokens, KvCache* cache) {
              begin + length, state_->config.context);
   auto x_btc = dovetail::embedding(state_->embed->weight, tokens.to(state_->embed->weight.device()));
   if (state_->positions) x_btc = x_btc + state_->positions->weight.narrow(0, begin, length);
+  at::Tensor router_loss;
   if (cache != nullptr) {
     state_->prepare(*cache, x_btc);
     for (size_t i = 0; i < state_->blocks.size(); ++i) {
       CacheSlot slot{cache->keys[i], cache->values[i], begin};
-      x_btc = state_->blocks[i]->forward(x_btc, &slot);
+      x_btc = state_->blocks[i]->forward(x_btc, &slot).x;
     }
     cache->length += length;
   } else {
@@ -102,10 +106,13 @@ at::Tensor GPT::features(const at::Tensor& tokens, KvCache* cache) {
       // An input without gradient (a frozen embedding) cannot start a block's backward: that block keeps its
       // activations.
       const bool recompute = checkpoint_activations && at::GradMode::is_enabled() && x_btc.requires_grad();
-      x_btc = recompute ? checkpointed_forward(block, x_btc) : block->forward(x_btc);
+      const BlockOutput made = recompute ? checkpointed_forward(block, x_btc) : block->forward(x_btc);
+      x_btc = made.x;
+      if (made.router_loss.defined())
+        router_loss = router_loss.defined() ? router_loss + made.router_loss : made.router_loss;
     }
   }
-  return state_->norm->forward(x_btc);
+  return {state_->norm->forward(x_btc), router_loss};
 }
 
 at::Tensor GPT::head_logits(const at::Tensor& features) {
@@ -124,10 +131,11 @@ LossSum GPT::loss(const at::Tensor& tokens) {
   // On the meta device nothing can be counted: every target is taken to be one.
   const int64_t padded = tokens.is_meta() ? 0 : padding.narrow(1, 1, length).sum().item<int64_t>();
   const auto inputs = tokens.narrow(1, 0, length).masked_fill(padding.narrow(1, 0, length), 0);
-  const auto x_btc = features(inputs);
+  const auto [x_btc, router_loss] = run_blocks(inputs, nullptr);
   const auto sum = dovetail::linear_cross_entropy(x_btc.reshape({-1, state_->config.width}), state_->head_weight(),
                                                   targets.reshape({-1}).to(x_btc.device()));
-  return {sum, targets.numel() - padded};
+  const int64_t weight = targets.numel() - padded;
+  return {sum, weight, router_loss.defined() ? router_loss * weight : router_loss};
 }
 
 at::Tensor GPT::logits(const at::Tensor& tokens) { return head_logits(features(tokens)); }
@@ -140,9 +148,10 @@ at::Tensor GPT::logits_with_cache(const at::Tensor& tokens, KvCache& cache) {
 void GPT::set_compute_dtype(at::ScalarType dtype) {
   user_check(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kDouble,
              "gpt: {} is not a compute dtype; use float32, bfloat16 or float64", c10::toString(dtype));
-  const auto norm_dtype = dtype == at::kBFloat16 ? at::kFloat : dtype;
+  const auto wide_dtype = dtype == at::kBFloat16 ? at::kFloat : dtype;
   for (const auto& module : modules(/*include_self=*/false)) {
-    const auto target = module->as<Norm>() != nullptr ? norm_dtype : dtype;
+    const bool stays_wide = module->as<Norm>() != nullptr || module->as<moe::Router>() != nullptr;
+    const auto target = stays_wide ? wide_dtype : dtype;
     for (auto& parameter : module->parameters(/*recurse=*/false)) {
       if (parameter.scalar_type() == target) continue;
       parameter.mutable_grad().reset();

@@ -14,7 +14,13 @@ namespace dovetail {
 struct LossSum {
   at::Tensor sum;      ///< scalar, float32 or float64, with gradient
   int64_t weight = 0;  ///< tokens
+  at::Tensor router;   ///< the routers' losses times the weight; undefined without experts
+
+  at::Tensor trained() const { return router.defined() ? sum + router : sum; }  ///< where backward begins
 };
+
+class Block;
+struct BlockOutput;
 
 /// Keys (rotated) and values of earlier positions, for decoding: one pair (B, S, Hkv, D) a block, filled up to
 /// `length`. Starts empty; `features` allocates S = the model's context.
@@ -28,8 +34,9 @@ struct KvCache {
 /// x = embed[tokens] (+ positions); for each block x += attention(norm(x)), x += ffn(norm(x)); logits = head(norm(x)).
 /// Parameters: embed.weight (V, C), positions.weight (context, C; learned positions only), blocks.<i>.attention_norm,
 /// blocks.<i>.attention.qkv ((H + 2 Hkv) D, C), blocks.<i>.attention.out (C, H D), blocks.<i>.ffn_norm,
-/// blocks.<i>.ffn.up (F or, gate then up, 2 F, C), blocks.<i>.ffn.down (C, F), norm, head.weight (V, C; untied only),
-/// each .weight and, where the config has biases, .bias.
+/// blocks.<i>.ffn.up (F or, gate then up, 2 F, C), blocks.<i>.ffn.down (C, F), or blocks.<i>.moe.router.weight (E, C)
+/// and .experts.<e>.up, .down and .shared.up, .down in their place, norm, head.weight (V, C; untied only), each .weight
+/// and, where the config has biases, .bias.
 ///
 /// Token ids may stand on the CPU whatever the model's device; they are moved. Shapes that do not fit, sequences longer
 /// than the context and unknown ids (checked where the tokens are on the CPU) throw UserError.
@@ -64,8 +71,12 @@ class GPT : public torch::nn::Module {
   void set_compute_dtype(at::ScalarType dtype);
 
   const ModelConfig& config() const;
+  const std::vector<std::shared_ptr<Block>>& blocks() const;
 
  private:
+  /// `features`, and the sum of the routers' losses.
+  BlockOutput run_blocks(const at::Tensor& tokens, KvCache* cache);
+
   struct State;
   std::unique_ptr<State> state_;
 };

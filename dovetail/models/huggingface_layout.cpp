@@ -23,6 +23,7 @@ std::string llama_obstacle(const ModelConfig& c) {
   if (c.positions != "rotary") return "model.positions = \"" + c.positions + "\" (it has rotary)";
   if (c.rotary_fraction != 1) return fmt::format("model.rotary_fraction = {} (it has 1)", c.rotary_fraction);
   if (c.bias) return "model.bias = true (it has false)";
+  if (c.moe.experts > 0) return fmt::format("model.moe.experts = {} (it has none)", c.moe.experts);
   return {};
 }
 
@@ -31,6 +32,7 @@ std::string gpt2_obstacle(const ModelConfig& c) {
   if (c.activation != "gelu") return "model.activation = \"" + c.activation + "\" (it has gelu)";
   if (c.positions != "learned") return "model.positions = \"" + c.positions + "\" (it has learned)";
   if (!c.bias) return "model.bias = false (it has true)";
+  if (c.moe.experts > 0) return fmt::format("model.moe.experts = {} (it has none)", c.moe.experts);
   if (!c.tied) return "model.tied = false (it has true)";
   if (c.kv_heads != c.heads) return fmt::format("model.kv_heads = {} (it has as many as heads)", c.kv_heads);
   if (c.heads * c.head_dim != c.width) return fmt::format("model.head_dim = {} (it has width / heads)", c.head_dim);

@@ -1,55 +1,126 @@
 #include "dovetail/models/size.h"
 
 #include <algorithm>
-#include <iterator>
+#include <cmath>
+#include <vector>
 
 #include "dovetail/base/error.h"
 
 namespace dovetail {
 namespace {
 
-/// Parameters of one block: those of matrices, and those of norms and biases.
-struct BlockSize {
-  int64_t matrix = 0, vector = 0;
-  int64_t total() const { return matrix + vector; }
-};
-
 int64_t qkv_width(const ModelConfig& c) { return (c.heads + 2 * c.kv_heads) * c.head_dim; }
 
 int64_t norm_size(const ModelConfig& c) { return c.norm == "layernorm" && c.bias ? 2 * c.width : c.width; }
 
-BlockSize block_size(const ModelConfig& c) {
-  const auto mixed = c.heads * c.head_dim, up = ffn_up_width(c);
+int64_t up_width(const ModelConfig& c, int64_t ffn_width) {
+  return c.activation == "swiglu" ? 2 * ffn_width : ffn_width;
+}
+
+/// One feed-forward, and which share of the tokens goes through it: of E experts each takes k / E.
+struct FeedForwardPart {
+  int64_t width;
+  bool routed;
+  double share;
+  mx::LinearRecipe up, down;
+};
+
+struct BlockParts {
+  bool has_experts;
+  mx::LinearRecipe qkv, out;
+  std::vector<FeedForwardPart> ffns;
+};
+
+/// The blocks with their recipes: those of `linears`, in the order of `quantizable_linears`, or none if it is empty.
+std::vector<BlockParts> blocks_of(const ModelConfig& c, const std::vector<mx::LinearRecipe>& linears) {
+  size_t used = 0;
+  const auto next = [&] {
+    if (linears.empty()) return mx::LinearRecipe{};
+    DOVETAIL_CHECK(used < linears.size(), "{} recipes for {} blocks", linears.size(), c.layers);
+    return linears[used++];
+  };
+  std::vector<BlockParts> blocks;
+  for (int64_t i = 0; i < c.layers; ++i) {
+    BlockParts& block = blocks.emplace_back();
+    block.qkv = next();
+    block.out = next();
+    const auto add = [&](int64_t width, bool routed, double share) {
+      FeedForwardPart part = {width, routed, share, {}, {}};
+      part.up = next();
+      part.down = next();
+      block.ffns.push_back(part);
+    };
+    block.has_experts = moe::has_experts(c.moe, i);
+    if (!block.has_experts) {
+      add(c.ffn_width, false, 1);
+      continue;
+    }
+    const double share = static_cast<double>(c.moe.k) / static_cast<double>(c.moe.experts);
+    for (int64_t e = 0; e < c.moe.experts; ++e) add(c.moe.ffn_width, true, share);
+    if (c.moe.shared_experts > 0) add(c.moe.shared_experts * c.moe.ffn_width, false, 1);
+  }
+  DOVETAIL_CHECK(used == linears.size(), "{} recipes for {} blocks", linears.size(), c.layers);
+  return blocks;
+}
+
+/// Parameters of one block: those of matrices and those of norms and biases, those that stay in float32, and how many
+/// of matrices and of biases one token does not meet.
+struct BlockSize {
+  int64_t matrix = 0, vector = 0, wide = 0;
+  double matrix_beside = 0, vector_beside = 0;
+  int64_t total() const { return matrix + vector; }
+};
+
+BlockSize block_size(const ModelConfig& c, const BlockParts& block) {
   BlockSize size;
-  size.matrix = c.width * (qkv_width(c) + mixed + up + c.ffn_width);
-  size.vector = 2 * norm_size(c) + (c.bias ? qkv_width(c) + c.width + up + c.width : 0);
+  size.matrix = c.width * (qkv_width(c) + c.heads * c.head_dim);
+  size.wide = 2 * norm_size(c);
+  if (block.has_experts) {
+    size.matrix += c.moe.experts * c.width;  // the router
+    size.wide += c.moe.experts * c.width;
+  }
+  size.vector = 2 * norm_size(c) + (c.bias ? qkv_width(c) + c.width : 0);
+  for (const FeedForwardPart& ffn : block.ffns) {
+    const int64_t up = up_width(c, ffn.width), matrix = c.width * (up + ffn.width);
+    size.matrix += matrix;
+    size.matrix_beside += (1 - ffn.share) * static_cast<double>(matrix);
+    if (!c.bias) continue;
+    size.vector += up + c.width;
+    size.vector_beside += (1 - ffn.share) * static_cast<double>(up + c.width);
+  }
   return size;
 }
 
-/// The recipes of a block's Linears.
-struct BlockRecipes {
-  mx::LinearRecipe qkv, out, up, down;
-};
-
-BlockRecipes block_recipes(const MemoryEstimateOptions& options, int64_t block) {
-  if (options.linears.empty()) return {};
-  const mx::LinearRecipe* first = &options.linears[static_cast<size_t>(4 * block)];
-  return {first[0], first[1], first[2], first[3]};
-}
-
 /// Bytes per token that a block keeps for backward, `element` bytes to an element of the compute dtype.
-int64_t block_bytes(const ModelConfig& c, const BlockRecipes& recipes, int64_t element) {
-  const auto mixed = c.heads * c.head_dim;
+double block_bytes(const ModelConfig& c, const BlockParts& block, int64_t element) {
+  constexpr double kFloat = sizeof(float), kIndex = sizeof(int64_t);
+  const auto bytes_of = [&](int64_t elements) { return static_cast<double>(elements * element); };
   // A quantized Linear makes its input from what is in front of it again; else that is kept.
   const auto input = [&](const mx::LinearRecipe& recipe, int64_t elements) {
-    return recipe.quantizes() ? 0 : elements * element;
+    return recipe.quantizes() ? 0.0 : bytes_of(elements);
   };
-  // Inputs of both norms; queries, keys and values; attention's result, which attention.out reads; ffn.up.
-  int64_t bytes = (2 * c.width + qkv_width(c) + mixed + ffn_up_width(c)) * element;
-  bytes += input(recipes.qkv, c.width) + input(recipes.up, c.width) + input(recipes.down, c.ffn_width);
+  // Inputs of both norms; queries, keys and values; attention's result, which attention.out reads.
+  double bytes = bytes_of(2 * c.width + qkv_width(c) + c.heads * c.head_dim) + input(block.qkv, c.width);
+  for (const FeedForwardPart& ffn : block.ffns) {
+    double kept = bytes_of(up_width(c, ffn.width)) + input(ffn.down, ffn.width);
+    if (!block.has_experts) kept += input(ffn.up, c.width);
+    if (ffn.routed) {
+      // Its rows, as codes if it is quantized; its result, which the gradient of the weight reads; that weight; their
+      // product in float32, which ATen's index_add keeps.
+      kept += ffn.up.quantizes() ? static_cast<double>(c.width) * (1 + 1.0 / mx::kBlock) : bytes_of(c.width);
+      kept += bytes_of(c.width) + static_cast<double>(c.width + 1) * kFloat + 2 * kIndex;
+    }
+    bytes += ffn.share * kept;
+  }
+  if (block.has_experts) {
+    // What router and shared experts read, in float32 beside a copy if it is not that; scores and logits.
+    bytes +=
+        static_cast<double>(c.width) * kFloat + (element < static_cast<int64_t>(sizeof(float)) ? bytes_of(c.width) : 0);
+    bytes += 3 * static_cast<double>(c.moe.experts) * kFloat;
+  }
   // rstd (and mean) of both norms, log-sum-exp of each head.
   const auto statistics = (c.norm == "layernorm" ? 4 : 2) + c.heads;
-  return bytes + statistics * static_cast<int64_t>(sizeof(float));
+  return bytes + static_cast<double>(statistics) * kFloat;
 }
 
 /// Rows of logits that linear_cross_entropy holds at once.
@@ -61,15 +132,21 @@ int64_t logits_rows(int64_t tokens, int64_t vocab_size, int64_t element) {
 }  // namespace
 
 ModelSize model_size(const ModelConfig& c) {
-  const auto block = block_size(c);
   const auto table = c.vocab_size * c.width;
   const auto positions = c.positions == "learned" ? c.context * c.width : 0;
   ModelSize size;
-  size.parameters_without_embedding = c.layers * block.total() + norm_size(c);
+  double met = static_cast<double>(table), beside = 0;  // by a token: of matrices; of all parameters
+  for (const BlockParts& block : blocks_of(c, {})) {
+    const BlockSize of_block = block_size(c, block);
+    size.parameters_without_embedding += of_block.total();
+    met += static_cast<double>(of_block.matrix) - of_block.matrix_beside;
+    beside += of_block.matrix_beside + of_block.vector_beside;
+  }
+  size.parameters_without_embedding += norm_size(c);
   size.parameters = size.parameters_without_embedding + table + positions + (c.tied ? 0 : table);
+  size.active_parameters = size.parameters - std::llround(beside);
   const auto attention = c.layers * c.heads * c.head_dim * c.context;
-  size.flops_per_token =
-      6.0 * static_cast<double>(c.layers * block.matrix + table) + 6.0 * static_cast<double>(attention);
+  size.flops_per_token = 6.0 * met + 6.0 * static_cast<double>(attention);
   return size;
 }
 
@@ -78,18 +155,18 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   const int64_t element = options.bfloat16 ? 2 : kFloat;
   const auto tokens = options.micro_batch * c.context;
   const auto parameters = model_size(c).parameters;
-  const auto norms = (2 * c.layers + 1) * norm_size(c);  // float32 always
+  const std::vector<BlockParts> blocks = blocks_of(c, options.linears);
+  int64_t wide = norm_size(c);  // float32 always
+  for (const BlockParts& block : blocks) wide += block_size(c, block).wide;
   const auto table = c.vocab_size * c.width * element, stream = tokens * c.width * element;
 
   MemoryEstimate estimate;
-  estimate.weights = (parameters - norms) * element + norms * kFloat;
-  estimate.optimizer = 2 * parameters * kFloat + (options.bfloat16 ? (parameters - norms) * kFloat : 0);
+  estimate.weights = (parameters - wide) * element + wide * kFloat;
+  estimate.optimizer = 2 * parameters * kFloat + (options.bfloat16 ? (parameters - wide) * kFloat : 0);
 
-  DOVETAIL_CHECK(options.linears.empty() || std::ssize(options.linears) == 4 * c.layers, "{} recipes for {} blocks",
-                 options.linears.size(), c.layers);
   int64_t all_blocks = 0, largest_block = 0;
-  for (int64_t block = 0; block < c.layers; ++block) {
-    const auto bytes = tokens * block_bytes(c, block_recipes(options, block), element);
+  for (const BlockParts& block : blocks) {
+    const auto bytes = static_cast<int64_t>(static_cast<double>(tokens) * block_bytes(c, block, element));
     all_blocks += options.recompute ? stream : bytes;
     largest_block = std::max(largest_block, bytes);
   }
@@ -105,14 +182,17 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   // In backward of the last feed-forward. ffn.down, quantized, has the gradients of the activation and of ffn.up beside
   // each other and, if its quantizer reads whole tensors, the activation. ffn.up, quantized, has two copies of its
   // gradient beside it and one of its input, but no result any more. Beside the gradient of a matrix stands its copy.
-  const BlockRecipes last = block_recipes(options, c.layers - 1);
-  const auto up = ffn_up_width(c);
-  const bool by_rows = last.down.activation.format && last.down.activation.is_microscaling();
-  auto ffn_elements = std::max(up, c.ffn_width);
-  if (last.down.quantizes()) ffn_elements = std::max(ffn_elements, (by_rows ? 1 : 2) * c.ffn_width + up);
-  if (last.up.gradient.format) ffn_elements = std::max(ffn_elements, 2 * up + c.width);
-  const auto matrices = last.down.weight.format ? 2 : 1;
-  const auto ffn_workspace = (tokens * ffn_elements + matrices * c.width * c.ffn_width) * element;
+  int64_t ffn_workspace = 0;
+  for (const FeedForwardPart& ffn : blocks.back().ffns) {
+    const auto up = up_width(c, ffn.width);
+    const bool by_rows = ffn.down.activation.format && ffn.down.activation.is_microscaling();
+    auto elements = std::max(up, ffn.width);
+    if (ffn.down.quantizes()) elements = std::max(elements, (by_rows ? 1 : 2) * ffn.width + up);
+    if (ffn.up.gradient.format) elements = std::max(elements, 2 * up + c.width);
+    const auto rows = static_cast<int64_t>(static_cast<double>(tokens) * ffn.share);
+    const auto matrices = ffn.down.weight.format ? 2 : 1;
+    ffn_workspace = std::max(ffn_workspace, (rows * elements + matrices * c.width * ffn.width) * element);
+  }
   const auto begin = MemoryEstimate{.gradients = held + table,
                                     .activations = all_blocks + stream,
                                     .workspace = stream + std::max(head_workspace, ffn_workspace)};

@@ -12,9 +12,11 @@ struct ModelSize {
   int64_t parameters = 0;
   /// Of the blocks and the last norm: without token and position embedding and without the head (Kaplan et al. 2020).
   int64_t parameters_without_embedding = 0;
-  /// Training FLOPs of one token, forward and backward: 6 per matrix weight (the head's also when tied, the embedding's
-  /// not) plus 6 * layers * heads * head_dim * context for causal attention (half of 12; Chowdhery et al. 2022,
-  /// appendix B). Recomputation is not counted (model FLOPs, not hardware FLOPs).
+  /// Parameters that one token meets: of E experts it meets k.
+  int64_t active_parameters = 0;
+  /// Training FLOPs of one token, forward and backward: 6 per matrix weight that the token meets (the head's also when
+  /// tied, the embedding's not) plus 6 * layers * heads * head_dim * context for causal attention (half of 12;
+  /// Chowdhery et al. 2022, appendix B). Recomputation is not counted (model FLOPs, not hardware FLOPs).
   double flops_per_token = 0;
 };
 ModelSize model_size(const ModelConfig& config);

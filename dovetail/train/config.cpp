@@ -180,6 +180,10 @@ void LogSection::describe(Section& s) {
           "Steps between records of what quantization did to each tensor, where Linears are quantized; 0: none")
       .unit("steps")
       .range(0, kManySteps);
+  s.value("experts_every", experts_every,
+          "Steps between records of how tokens spread over the experts, where there are any; 0: none")
+      .unit("steps")
+      .range(0, kManySteps);
   s.value("trace_steps", trace_steps, "Steps recorded as Chrome/Perfetto traces, trace-<step>.json")
       .unit("steps")
       .range(1, kManySteps);

@@ -82,6 +82,7 @@ struct EvalSection {
 struct LogSection {
   bool tensorboard = true;
   int64_t quantization_every = 100;         ///< steps between lines of quantization.jsonl; 0: none
+  int64_t experts_every = 100;              ///< steps between lines of experts.jsonl; 0: none
   std::vector<int64_t> trace_steps;         ///< steps recorded to trace-<step>.json
   std::vector<std::string> sample_prompts;  ///< continued at the end, into the report
   int64_t sample_tokens = 120;

@@ -55,6 +55,7 @@ nlohmann::ordered_json to_json(const StepMetrics& metrics) {
                                  {"lr", metrics.lr},
                                  {"grad_norm", finite_or_null(metrics.grad_norm)},
                                  {"tokens", metrics.tokens}};
+  if (metrics.router_loss) line["router_loss"] = finite_or_null(*metrics.router_loss);
   if (metrics.skipped) line["skipped"] = true;
   if (metrics.validation) {
     line["validation_loss"] = finite_or_null(metrics.validation->loss);
@@ -74,6 +75,7 @@ StepMetrics step_metrics_from_json(const nlohmann::json& line) {
                          .grad_norm = number("grad_norm"),
                          .tokens = line.at("tokens").get<int64_t>(),
                          .skipped = line.value("skipped", false)};
+  if (line.contains("router_loss")) metrics.router_loss = number("router_loss");
   if (line.contains("validation_loss")) {
     metrics.validation = Validation{.loss = number("validation_loss"),
                                     .nats_per_byte = number("validation_nats_per_byte"),

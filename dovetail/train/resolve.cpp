@@ -180,9 +180,11 @@ void resolve_precision_and_size(ResolvedRun& run, Group& group, const std::optio
 
 std::string summary_line(const ResolvedRun& run) {
   const ModelConfig& model = run.config.model;
-  std::string line =
-      fmt::format("gpt {} parameters · {} {} · context {} · {}", format_count(static_cast<double>(run.size.parameters)),
-                  run.data.tokenizer_kind, run.data.tokenizer_vocab, model.context, run.precision.name);
+  std::string line = fmt::format(
+      "gpt {} parameters{} · {} {} · context {} · {}", format_count(static_cast<double>(run.size.parameters)),
+      model.moe.experts > 0 ? fmt::format(", {} active", format_count(static_cast<double>(run.size.active_parameters)))
+                            : "",
+      run.data.tokenizer_kind, run.data.tokenizer_vocab, model.context, run.precision.name);
   if (!run.precision.reason.empty()) line += fmt::format(" ({})", run.precision.reason);
   line += fmt::format(" · {}FLOP/token · needs {} of {}", format_count(run.size.flops_per_token),
                       format_bytes(static_cast<double>(run.memory.total()) * run.local_ranks),

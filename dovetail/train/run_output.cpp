@@ -13,6 +13,11 @@
 #include "dovetail/base/trace.h"
 
 namespace dovetail {
+namespace {
+
+constexpr const char *kQuantizationFile = "quantization.jsonl", *kExpertsFile = "experts.jsonl";
+
+}  // namespace
 
 RunOutput::RunOutput(const RunFolder& folder, const RunConfig& config, int64_t first_step, bool quiet)
     : folder_(folder),
@@ -25,8 +30,9 @@ RunOutput::RunOutput(const RunFolder& folder, const RunConfig& config, int64_t f
     log_warning("{}/metrics.jsonl ends at step {}, the checkpoint is of step {}: the steps between are missing from it",
                 folder.path().string(), metrics_.last_kept(), first_step);
   }
-  const auto quantization = folder.path() / "quantization.jsonl";
-  if (std::filesystem::exists(quantization)) quantization_.emplace(quantization, first_step);
+  for (auto [log, file] : {std::pair{&quantization_, kQuantizationFile}, std::pair{&experts_, kExpertsFile}}) {
+    if (std::filesystem::exists(folder.path() / file)) log->emplace(folder.path() / file, first_step);
+  }
   // A run that has nothing left to train needs no event file.
   if (log_.tensorboard && first_step < config.train.steps) events_.emplace(folder.path() / "events", first_step + 1);
 }
@@ -54,6 +60,7 @@ void RunOutput::write(const StepMetrics& metrics, const StepTimings& timings) {
                                                                {"optimizer/grad_norm", metrics.grad_norm},
                                                                {"speed/tokens_per_s", timings.tokens_per_s}};
     if (metrics.validation) values.emplace_back("loss/validation", metrics.validation->loss);
+    if (metrics.router_loss) values.emplace_back("loss/router", *metrics.router_loss);
     if (timings.utilization > 0) values.emplace_back("speed/utilization", timings.utilization);
     events_->scalars(metrics.step, values);
   }
@@ -66,7 +73,7 @@ void RunOutput::write(const StepMetrics& metrics, const StepTimings& timings) {
 }
 
 void RunOutput::write_quantization(const nlohmann::ordered_json& statistics) {
-  if (!quantization_) quantization_.emplace(folder_.path() / "quantization.jsonl", first_step_);
+  if (!quantization_) quantization_.emplace(folder_.path() / kQuantizationFile, first_step_);
   quantization_->append(statistics);
   if (!events_) return;
   std::vector<std::pair<std::string, double>> named;
@@ -76,6 +83,20 @@ void RunOutput::write_quantization(const nlohmann::ordered_json& statistics) {
         named.emplace_back(fmt::format("{}/{} {}", what, t["layer"].get<std::string>(), t["tensor"].get<std::string>()),
                            t[what].get<double>());
     }
+  }
+  events_->scalars(statistics.at("step").get<int64_t>(), {named.begin(), named.end()});
+}
+
+void RunOutput::write_experts(const nlohmann::ordered_json& statistics) {
+  if (!experts_) experts_.emplace(folder_.path() / kExpertsFile, first_step_);
+  experts_->append(statistics);
+  if (!events_) return;
+  std::vector<std::pair<std::string, double>> named;
+  for (const auto& layer : statistics.at("layers")) {
+    const auto name = layer["layer"].get<std::string>();
+    const auto load = layer["load"].get<std::vector<double>>();
+    named.emplace_back("experts/largest load " + name, *std::max_element(load.begin(), load.end()));
+    named.emplace_back("experts/dropped " + name, layer["dropped"].get<double>());
   }
   events_->scalars(statistics.at("step").get<int64_t>(), {named.begin(), named.end()});
 }

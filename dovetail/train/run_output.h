@@ -13,8 +13,8 @@
 
 namespace dovetail {
 
-/// What rank 0 writes and shows while training: metrics.jsonl, timings.jsonl, quantization.jsonl, events, traces, the
-/// progress bar.
+/// What rank 0 writes and shows while training: metrics.jsonl, timings.jsonl, quantization.jsonl, experts.jsonl,
+/// events, traces, the progress bar.
 class RunOutput {
  public:
   /// Cuts the logs back to `first_step` steps and says so if metrics.jsonl does not reach that far.
@@ -28,6 +28,8 @@ class RunOutput {
   void write(const StepMetrics& metrics, const StepTimings& timings);
   /// A line of quantization.jsonl (see Quantization::statistics), and its events.
   void write_quantization(const nlohmann::ordered_json& statistics);
+  /// A line of experts.jsonl (see ExpertLoad::statistics), and its events.
+  void write_experts(const nlohmann::ordered_json& statistics);
   /// The step's lines to the disk, before a checkpoint builds on them.
   void sync() { metrics_.sync(); }
   /// A line for the reader, above the progress bar.
@@ -42,7 +44,7 @@ class RunOutput {
   LogSection log_;
   int64_t first_step_;
   StepLog metrics_, timings_;
-  std::optional<StepLog> quantization_;  ///< from the first line on
+  std::optional<StepLog> quantization_, experts_;  ///< from the first line on
   std::optional<EventWriter> events_;
   Progress progress_;
   std::optional<double> validation_loss_;

@@ -38,7 +38,11 @@ TrainStep::TrainStep(std::shared_ptr<GPT> model, Optimizer& optimizer, std::shar
 StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop) {
   const int64_t samples = tokens.size(0);
   DOVETAIL_CHECK(samples > 0, "a rank without samples");
-  at::Tensor loss_sum;
+  at::Tensor loss_sum, router_sum;
+  const auto add = [](at::Tensor& to, const at::Tensor& part) {
+    const at::Tensor detached = part.detach().to(at::kDouble);
+    to = to.defined() ? to + detached : detached;
+  };
   int64_t weight = 0;
   reducer_.begin();
   for (int64_t first = 0; first < samples; first += options_.micro_batch) {
@@ -50,21 +54,22 @@ StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop) 
     }
     if (first + size == samples) reducer_.arm();
     const TraceSpan span("backward");
-    loss.sum.backward();
-    const at::Tensor detached = loss.sum.detach().to(at::kDouble);
-    loss_sum = loss_sum.defined() ? loss_sum + detached : detached;
+    loss.trained().backward();
+    add(loss_sum, loss.sum);
+    if (loss.router.defined()) add(router_sum, loss.router);
     weight += loss.weight;
   }
   reducer_.finish();
 
   const TraceSpan span("update");
-  const std::vector<double> sums =
-      sum_over_ranks(*group_, {loss_sum.item<double>(), static_cast<double>(weight),
-                               squares_of_share(reducer_, *group_), want_stop ? 1.0 : 0.0});
+  const std::vector<double> sums = sum_over_ranks(
+      *group_, {loss_sum.item<double>(), static_cast<double>(weight), squares_of_share(reducer_, *group_),
+                want_stop ? 1.0 : 0.0, router_sum.defined() ? router_sum.item<double>() : 0.0});
   StepOutcome outcome = {.loss = sums[0] / sums[1],
                          .grad_norm = std::sqrt(sums[2]) / sums[1],
                          .tokens = static_cast<int64_t>(sums[1]),
                          .stop = sums[3] > 0};
+  if (router_sum.defined()) outcome.router_loss = sums[4] / sums[1];
   outcome.skipped = !std::isfinite(outcome.loss) || !std::isfinite(outcome.grad_norm);
   if (!outcome.skipped) {
     const bool clipped = options_.clip > 0 && outcome.grad_norm > options_.clip;

@@ -32,6 +32,7 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
   model_->to(run_.device);
   quantization_.emplace(*model_, config.precision, run_.precision.name);
   optimizer_->bind(*model_);
+  expert_load_.emplace(*model_);
   if (resumed) {
     std::map<std::string, at::Tensor> of_optimizer, of_quantization;
     for (const auto& [name, tensor] : tensors)
@@ -71,6 +72,7 @@ bool Training::advance() {
   StepTimings timings;
   const bool stop = train_step(timings);
   report_quantization();  // before evaluation adds to it
+  report_expert_load();
   evaluate_if_due(timings);
   if (output_) output_->write(*state_.last);
   check_skipped();
@@ -91,6 +93,7 @@ bool Training::train_step(StepTimings& timings) {
   quantization_->begin_step(mix_seed(mix_seed(static_cast<uint64_t>(config.run.seed), static_cast<uint64_t>(number)),
                                      static_cast<uint64_t>(group_->rank())),
                             quantization_report_due(number));
+  expert_load_->begin_step();
   const StepOutcome outcome = step_->run(tokens, lr, stop_requested() || time_is_up());
   if (!outcome.skipped) quantization_->end_step(*group_);
   const double step_s = now_seconds() - begin_s;
@@ -102,6 +105,7 @@ bool Training::train_step(StepTimings& timings) {
   state_.skipped_in_a_row = outcome.skipped ? state_.skipped_in_a_row + 1 : 0;
   state_.last = StepMetrics{.step = number,
                             .loss = outcome.loss,
+                            .router_loss = outcome.router_loss,
                             .lr = lr,
                             .grad_norm = outcome.grad_norm,
                             .tokens = state_.tokens,
@@ -142,6 +146,12 @@ void Training::report_quantization() {
   const nlohmann::ordered_json statistics = quantization_->statistics(state_.step);
   output_->write_quantization(statistics);
   for (const std::string& line : quantization_->warnings(statistics)) output_->warn(line);
+}
+
+void Training::report_expert_load() {
+  const int64_t every = run_.config.log.experts_every;
+  if (!output_ || every == 0 || expert_load_->empty()) return;
+  if (state_.step % every == 0 || complete()) output_->write_experts(expert_load_->statistics(state_.step));
 }
 
 void Training::check_skipped() {

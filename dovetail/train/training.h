@@ -8,6 +8,7 @@
 #include "dovetail/data/loader.h"
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/models/gpt.h"
+#include "dovetail/train/expert_load.h"
 #include "dovetail/train/optimizer.h"
 #include "dovetail/train/quantization.h"
 #include "dovetail/train/resolve.h"
@@ -43,6 +44,8 @@ class Training {
   bool quantization_report_due(int64_t step) const;
   /// Records and warns of what quantization did in the step.
   void report_quantization();
+  /// Records how the step's tokens spread over the experts.
+  void report_expert_load();
   /// Warns of a skipped step; throws when there were too many in a row.
   void check_skipped();
   void save_if_due(bool stopping, StepTimings& timings);
@@ -53,6 +56,7 @@ class Training {
   RunState state_;
   std::shared_ptr<GPT> model_;
   std::optional<Quantization> quantization_;
+  std::optional<ExpertLoad> expert_load_;
   std::optional<Optimizer> optimizer_;
   std::optional<TrainStep> step_;
   std::optional<Loader> loader_;

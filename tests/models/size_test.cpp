@@ -34,8 +34,8 @@ int64_t measured_peak(const ModelConfig& config, const MemoryEstimateOptions& op
   for (size_t i = 0; i < options.linears.size(); ++i) linears.at(i)->set_recipe(options.linears[i]);
   const auto tokens = testing::random_tokens(options.micro_batch, config.context + 1, config.vocab_size);
   const testing::AllocationMeter meter;
-  if (options.accumulate) model->loss(tokens).sum.backward();
-  model->loss(tokens).sum.backward();
+  if (options.accumulate) model->loss(tokens).trained().backward();
+  model->loss(tokens).trained().backward();
   return meter.peak();
 }
 
@@ -57,6 +57,23 @@ TEST(MemoryEstimate, IsWithinAFifthOfWhatAStepAllocates) {
     expect_within_a_fifth(many_weights, {.micro_batch = 1, .accumulate = true},
                           variant.name + " one sample, accumulate");
   }
+}
+
+TEST(MemoryEstimate, KnowsWhatExpertsKeep) {
+  const mx::LinearRecipe mxfp8 = mx::find_recipe(mx::built_in_recipes(), "mxfp8").linear;
+  ModelConfig mixture = testing::llama_variant();
+  mixture.moe.experts = 8;
+  mixture.moe.k = 3;
+  mixture.moe.ffn_width = 96;
+  mixture.moe.shared_experts = 1;
+  const auto many_tokens = scaled(mixture, 96, 512);
+  expect_within_a_fifth(many_tokens, {.micro_batch = 8}, "experts");
+  expect_within_a_fifth(many_tokens, {.micro_batch = 8, .recompute = true}, "experts, recompute");
+  expect_within_a_fifth(many_tokens, {.micro_batch = 8, .bfloat16 = true}, "experts, bfloat16");
+  const std::vector<mx::LinearRecipe> all(static_cast<size_t>(many_tokens.layers) * (2 + 2 * 9), mxfp8);
+  expect_within_a_fifth(many_tokens, {.micro_batch = 8, .bfloat16 = true, .linears = all}, "experts, mxfp8");
+  mixture.moe.every = 3;
+  expect_within_a_fifth(scaled(mixture, 96, 512), {.micro_batch = 8}, "experts in one block");
 }
 
 TEST(MemoryEstimate, KnowsWhatQuantizedLinearsKeep) {

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "dovetail/base/schema.h"
+#include "dovetail/moe/routing.h"
+
+namespace dovetail::moe {
+
+/// [model.moe]: feed-forwards of which each token takes a few.
+struct Config {
+  int64_t experts = 0;  ///< 0: a dense model
+  int64_t k = 2;
+  int64_t ffn_width = 0;  ///< of an expert; 0: model.ffn_width
+  int64_t shared_experts = 0;
+  int64_t every = 1;  ///< the last of every so many blocks has experts
+  std::string score = "softmax", normalize = "before", slot_order = "choice", drop = "none", group_score = "top2";
+  std::string capacity_rule = "tutel", load_count = "all_choices";
+  double capacity_factor = 1, scale = 1;
+  bool batch_prioritized = false;
+  int64_t num_groups = 1, top_groups = 1;
+  double load_loss = 0.01, z_loss = 0;  ///< coefficients
+  void describe(Section& s);
+};
+
+/// Whether block `index` has experts.
+bool has_experts(const Config& config, int64_t index);
+
+/// Throws UserError naming model.moe.<key>; `width` is the model's feed-forward's, which 0 stands for.
+Config resolve(const Config& config, int64_t width);
+
+RoutingSpec routing_spec(const Config& config);
+
+}  // namespace dovetail::moe

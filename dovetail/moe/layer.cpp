@@ -1,0 +1,69 @@
+#include "dovetail/moe/layer.h"
+
+#include <fmt/format.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/types.h>
+
+#include "dovetail/base/error.h"
+#include "dovetail/moe/dispatch.h"
+#include "dovetail/ops/functions.h"
+
+namespace dovetail::moe {
+
+Router::Router(int64_t experts, int64_t width, c10::Device device) {
+  weight = register_parameter("weight", torch::empty({experts, width}, torch::dtype(torch::kFloat32).device(device)));
+}
+
+at::Tensor Router::forward(const at::Tensor& x) const { return dovetail::linear(x.to(weight.scalar_type()), weight); }
+
+Layer::Layer(const Config& config, const Options& options) : config_(config), spec_(routing_spec(config)) {
+  DOVETAIL_CHECK(config.experts > 0 && config.ffn_width > 0, "{}: {} experts of width {}", options.name, config.experts,
+                 config.ffn_width);
+  const auto feed_forward = [&](int64_t width, const std::string& name) {
+    return std::make_shared<FeedForward>(FeedForward::Options{.in = options.width,
+                                                              .width = width,
+                                                              .activation = options.activation,
+                                                              .bias = options.bias,
+                                                              .name = options.name + "." + name,
+                                                              .device = options.device});
+  };
+  router_ = register_module("router", std::make_shared<Router>(config.experts, options.width, options.device));
+  torch::nn::ModuleList experts;
+  register_module("experts", experts);
+  for (int64_t e = 0; e < config.experts; ++e) {
+    experts_.push_back(feed_forward(config.ffn_width, fmt::format("experts.{}", e)));
+    experts->push_back(experts_.back());
+  }
+  if (config.shared_experts > 0)
+    shared_ = register_module("shared", feed_forward(config.shared_experts * config.ffn_width, "shared"));
+  reset_load();
+}
+
+Layer::Output Layer::forward(const at::Tensor& x) {
+  const at::Tensor rows = x.reshape({-1, x.size(-1)});
+  const Routing routing = route(router_->forward(rows), spec_);
+  Output out;
+  out.loss = config_.load_loss * routing.load_loss + config_.z_loss * routing.z_loss;
+  if (x.is_meta()) {
+    out.y = at::empty_like(x);
+    return out;
+  }
+  const Dispatch to = dispatch(routing);
+  const auto* count = routing.count.const_data_ptr<int64_t>();
+  for (size_t e = 0; e < experts_.size(); ++e) load_.count[e] += count[e];
+  load_.dropped += routing.expert.numel() - to.rows();
+  const at::Tensor weights = routing.weight.reshape({-1, 1});
+  at::Tensor y = at::zeros(rows.sizes(), weights.options().requires_grad(false));
+  // Experts without a token run too: their gradients are zeros, and every rank has the same ones.
+  for (int64_t e = 0; e < config_.experts; ++e) {
+    const at::Tensor token = to.of_expert(to.token, e), choice = to.of_expert(to.choice, e);
+    const at::Tensor of_expert = experts_[static_cast<size_t>(e)]->forward(rows.index_select(0, token));
+    y.index_add_(0, token, of_expert * weights.index_select(0, choice));
+  }
+  y = y.to(x.scalar_type());
+  if (shared_) y = y + shared_->forward(rows);
+  out.y = y.view(x.sizes());
+  return out;
+}
+
+}  // namespace dovetail::moe

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "dovetail/moe/config.h"
+#include "dovetail/mx/feed_forward.h"
+
+namespace dovetail::moe {
+
+/// The logits of the experts: x weight^T, in float32 (float64 under float64) whatever the dtype of x. weight (E, C).
+class Router : public torch::nn::Module {
+ public:
+  Router(int64_t experts, int64_t width, c10::Device device);
+  at::Tensor forward(const at::Tensor& x) const;  ///< (T, C) -> (T, E)
+
+  at::Tensor weight;
+};
+
+/// y = sum over a token's experts of weight * expert(x), and the shared experts of x (Shazeer et al. 2017).
+/// Parameters: router.weight (E, C), experts.<e>.up and .down as a FeedForward's, shared.up and .down.
+class Layer : public torch::nn::Module {
+ public:
+  struct Options {
+    int64_t width = 0;  ///< C
+    std::string activation;
+    bool bias = false;
+    std::string name;  ///< "blocks.3.moe"
+    c10::Device device = c10::kCPU;
+  };
+  /// `config` is a resolved one.
+  Layer(const Config& config, const Options& options);
+
+  struct Output {
+    at::Tensor y;     ///< as x
+    at::Tensor loss;  ///< scalar: the router's losses with their coefficients, a mean over the tokens
+  };
+  /// x (..., C). Tokens that all experts dropped get 0 (and the shared experts): the residual carries them on.
+  Output forward(const at::Tensor& x);
+
+  /// Of the forward passes since `reset_load`.
+  struct Load {
+    std::vector<int64_t> count;  ///< choices of each expert, before dropping
+    int64_t dropped = 0;
+    int64_t choices() const { return std::accumulate(count.begin(), count.end(), int64_t{0}); }
+  };
+  const Load& load() const { return load_; }
+  void reset_load() { load_ = {.count = std::vector<int64_t>(experts_.size(), 0)}; }
+
+ private:
+  Config config_;
+  RoutingSpec spec_;
+  std::shared_ptr<Router> router_;
+  std::vector<std::shared_ptr<FeedForward>> experts_;
+  std::shared_ptr<FeedForward> shared_;  ///< null: none
+  Load load_;
+};
+
+}  // namespace dovetail::moe

@@ -1,0 +1,33 @@
+#include "dovetail/mx/feed_forward.h"
+
+#include "dovetail/base/error.h"
+
+namespace dovetail {
+
+std::shared_ptr<const RowOperation> activation_operation(const std::string& name) {
+  if (name == "swiglu") return swiglu_operation();
+  if (name == "gelu") return gelu_operation();
+  DOVETAIL_CHECK(name == "relu2", "no activation is called \"{}\"", name);
+  return squared_relu_operation();
+}
+
+FeedForward::FeedForward(const Options& options) : activation_(activation_operation(options.activation)) {
+  up_ = register_module("up", make_linear({.in = options.in,
+                                           .out = options.activation == "swiglu" ? 2 * options.width : options.width,
+                                           .bias = options.bias,
+                                           .role = LinearRole::kFeedForwardUp,
+                                           .name = options.name + ".up",
+                                           .device = options.device}));
+  down_ = register_module("down", make_linear({.in = options.width,
+                                               .out = options.in,
+                                               .bias = options.bias,
+                                               .role = LinearRole::kFeedForwardDown,
+                                               .name = options.name + ".down",
+                                               .device = options.device}));
+}
+
+at::Tensor FeedForward::forward(const at::Tensor& x, const mx::QuantizedLinear::Prologue& prologue) {
+  return down_->forward(up_->forward(x, prologue), activation_);
+}
+
+}  // namespace dovetail

@@ -1,0 +1,186 @@
+#include "dovetail/moe/layer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+
+#include "dovetail/base/error.h"
+#include "dovetail/moe/dispatch.h"
+#include "dovetail/mx/recipe.h"
+
+namespace dovetail::moe {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+constexpr int64_t kWidth = 10, kFfnWidth = 6;
+
+at::Tensor random(at::IntArrayRef sizes, uint64_t seed) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  return at::randn(sizes, generator, at::kDouble);
+}
+
+Config config(int64_t experts = 5, int64_t k = 2) {
+  Config c;
+  c.experts = experts;
+  c.k = k;
+  return resolve(c, kFfnWidth);
+}
+
+std::shared_ptr<Layer> layer(const Config& config, at::ScalarType dtype = at::kDouble) {
+  auto made = std::make_shared<Layer>(
+      config, Layer::Options{.width = kWidth, .activation = "swiglu", .bias = true, .name = "blocks.0.moe"});
+  const at::NoGradGuard no_grad;
+  uint64_t seed = 1;
+  for (auto& parameter : made->parameters()) parameter.copy_(0.5 * random(parameter.sizes(), seed++));
+  made->to(dtype);
+  return made;
+}
+
+/// One feed-forward by its parameters' names.
+at::Tensor feed_forward(const Layer& layer, const std::string& name, const at::Tensor& x) {
+  const auto parameters = layer.named_parameters();
+  const auto of = [&](const std::string& key) { return parameters[name + key]; };
+  const auto hidden = at::linear(x, of(".up.weight"), of(".up.bias")).chunk(2, -1);
+  return at::linear(at::silu(hidden[0]) * hidden[1], of(".down.weight"), of(".down.bias"));
+}
+
+/// Token by token, every choice that was not dropped.
+at::Tensor by_loops(const Layer& layer, const Routing& routing, const at::Tensor& x, bool shared) {
+  std::vector<at::Tensor> rows;
+  for (int64_t t = 0; t < x.size(0); ++t) {
+    at::Tensor y = shared ? feed_forward(layer, "shared", x[t]) : at::zeros({kWidth}, at::kDouble);
+    for (int64_t j = 0; j < routing.expert.size(1); ++j) {
+      if (routing.slot[t][j].item<int>() < 0) continue;
+      const auto name = "experts." + std::to_string(routing.expert[t][j].item<int>());
+      y = y + routing.weight[t][j] * feed_forward(layer, name, x[t]);
+    }
+    rows.push_back(y);
+  }
+  return at::stack(rows);
+}
+
+std::vector<at::Tensor> gradients(const at::Tensor& loss, Layer& layer, const at::Tensor& x) {
+  std::vector<at::Tensor> leaves = layer.parameters();
+  leaves.push_back(x);
+  auto found = torch::autograd::grad({loss}, leaves, {}, /*retain_graph=*/true, /*create_graph=*/false,
+                                     /*allow_unused=*/true);
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (!found[i].defined()) found[i] = at::zeros_like(leaves[i]);
+  }
+  return found;
+}
+
+void expect_plain_loops(const Config& config, const at::Tensor& rows) {
+  const auto made = layer(config);
+  const at::Tensor x = rows.clone().requires_grad_(), direction = random(rows.sizes(), 99);
+  const Layer::Output out = made->forward(x);
+  const Routing routing = route(at::linear(x, made->named_parameters()["router.weight"]), routing_spec(config));
+  const at::Tensor expected = by_loops(*made, routing, x, config.shared_experts > 0);
+  EXPECT_TRUE(at::allclose(out.y, expected, 1e-12, 1e-12));
+  const at::Tensor losses = config.load_loss * routing.load_loss + config.z_loss * routing.z_loss;
+  EXPECT_TRUE(at::allclose(out.loss, losses, 1e-12, 1e-12));
+  const auto found = gradients((out.y * direction).sum() + out.loss, *made, x);
+  const auto wanted = gradients((expected * direction).sum() + losses, *made, x);
+  for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::allclose(found[i], wanted[i], 1e-11, 1e-12)) << i;
+}
+
+TEST(MoeLayer, IsItsExpertsTokenByToken) {
+  const at::Tensor x = random({37, kWidth}, 50);
+  expect_plain_loops(config(), x);
+  expect_plain_loops(config(5, 1), x);
+  expect_plain_loops(config(1, 1), x);
+  Config shared = config(8, 3);
+  shared.shared_experts = 2;
+  shared.z_loss = 0.1;
+  expect_plain_loops(shared, x);
+  Config dropping = config(4, 2);
+  dropping.drop = "position";
+  dropping.capacity_factor = 0.5;
+  expect_plain_loops(dropping, x);
+  Config sigmoid = config(8, 2);
+  sigmoid.score = "sigmoid";
+  sigmoid.num_groups = 4;
+  sigmoid.top_groups = 2;
+  sigmoid.scale = 2.5;
+  expect_plain_loops(sigmoid, x);
+}
+
+TEST(MoeLayer, TakesTokensThatAllWantOneExpertAndNoneAtAll) {
+  const at::Tensor same = random({1, kWidth}, 51).expand({29, kWidth}).contiguous();
+  expect_plain_loops(config(), same);
+  const auto made = layer(config());
+  const auto empty = made->forward(at::empty({0, kWidth}, at::kDouble));
+  EXPECT_EQ(empty.y.sizes(), (std::vector<int64_t>{0, kWidth}));
+  EXPECT_EQ(empty.loss.item<double>(), 0);
+  made->forward(same);
+  made->forward(same);
+  EXPECT_EQ(std::ranges::max(made->load().count), 2 * 29);
+  EXPECT_EQ(made->load().choices(), 2 * 2 * 29);
+  EXPECT_EQ(made->load().dropped, 0);
+}
+
+TEST(MoeLayer, DroppedTokensGetNothing) {
+  Config c = config(2, 1);
+  c.drop = "position";
+  c.capacity_factor = 0.5;  // int(0.5 * 10 / 2) slots
+  const auto made = layer(c);
+  const at::Tensor x = random({1, kWidth}, 52).expand({10, kWidth}).contiguous();
+  const at::Tensor y = made->forward(x).y;
+  EXPECT_GT(y.narrow(0, 0, 2).abs().amin().item<double>(), 0);
+  EXPECT_EQ(y.narrow(0, 2, 8).abs().max().item<double>(), 0);
+  EXPECT_EQ(made->load().dropped, 8);
+}
+
+TEST(MoeLayer, ExpertsWithoutTokensHaveGradientsOfZero) {
+  const auto made = layer(config(5, 1));
+  made->forward(random({1, kWidth}, 53)).y.sum().backward();
+  for (const auto& item : made->named_parameters()) EXPECT_TRUE(item.value().grad().defined()) << item.key();
+}
+
+TEST(MoeLayer, RoutesInFloat32WhateverTheExpertsComputeIn) {
+  const auto made = layer(config(), at::kFloat);
+  at::Tensor weight = made->named_parameters()["router.weight"];
+  for (auto& parameter : made->parameters()) {
+    if (!parameter.is_same(weight)) parameter.set_data(parameter.detach().to(at::kBFloat16));
+  }
+  const at::Tensor x = random({64, kWidth}, 54).to(at::kBFloat16);
+  const at::Tensor counts = route(at::linear(x.to(at::kFloat), weight), routing_spec(config())).count;
+  EXPECT_EQ(made->forward(x).y.scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(at::equal(at::tensor(made->load().count), counts));
+}
+
+TEST(MoeLayer, QuantizesItsExperts) {
+  const auto made = layer(config(4, 2), at::kFloat);
+  const auto linears = quantizable_linears(*made);
+  ASSERT_EQ(linears.size(), 8u);
+  EXPECT_EQ(linears.front()->options().name, "blocks.0.moe.experts.0.up");
+  const at::Tensor x = random({64, kWidth}, 55).to(at::kFloat), plain = made->forward(x).y;
+  for (const auto& linear : linears) linear->set_recipe(mx::find_recipe(mx::built_in_recipes(), "mxfp8").linear);
+  const at::Tensor quantized = made->forward(x).y;
+  EXPECT_FALSE(at::equal(quantized, plain));
+  EXPECT_LT((quantized - plain).norm().item<float>(), 0.1 * plain.norm().item<float>());
+}
+
+TEST(MoeConfig, SaysWhatCannotBe) {
+  const auto resolve_with = [](auto change) {
+    Config c;
+    c.experts = 8;
+    change(c);
+    return resolve(c, kFfnWidth);
+  };
+  EXPECT_EQ(resolve_with([](Config&) {}).ffn_width, kFfnWidth);
+  EXPECT_THAT([&] { resolve_with([](Config& c) { c.k = 9; }); }, ThrowsMessage<UserError>(HasSubstr("k = 9 must be")));
+  EXPECT_THAT([&] { resolve_with([](Config& c) { c.num_groups = 3; }); },
+              ThrowsMessage<UserError>(HasSubstr("model.moe: num_groups = 3 does not divide")));
+  EXPECT_THAT([&] { resolve_with([](Config& c) { c.capacity_factor = 2; }); },
+              ThrowsMessage<UserError>(HasSubstr("do nothing")));
+  EXPECT_THAT([&] { resolve_with([](Config& c) { c.experts = 0, c.k = 4; }); },
+              ThrowsMessage<UserError>(HasSubstr("model.moe.experts = 0")));
+}
+
+}  // namespace
+}  // namespace dovetail::moe
