@@ -24,11 +24,14 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOVETAIL = ROOT / "build/release/bin/dovetail"
 CONFIG = ROOT / "configs/mx/study.toml"
 
+SQUARE = '{ name = "mxfp8_square", weight = { blocks = "32x32" } }'
+
 # Arm: settings beside those of the config, and whether it runs on every seed.
 ARMS = {
     "bf16": (["precision.recipe=bf16"], True),
     "bf16_noise": (["precision.recipe=bf16", "train.init_noise=1e-3"], True),
     "mxfp8": (["precision.recipe=mxfp8"], True),
+    "mxfp8_square": (["precision.recipe=mxfp8_square", f"precision.recipes=[{SQUARE}]"], False),
     "mxfp8_floor": (["precision.recipe=mxfp8_floor"], False),
     "mxfp8_e5m2_grad": (["precision.recipe=mxfp8_e5m2_grad"], False),
     "mxfp8_e5m2_grad_floor": (["precision.recipe=mxfp8_e5m2_grad_floor"], False),
@@ -37,7 +40,6 @@ ARMS = {
     "mxfp6_e2m3": (["precision.recipe=mxfp6_e2m3"], False),
     "mxfp6_e3m2": (["precision.recipe=mxfp6_e3m2"], False),
     "mxfp4": (["precision.recipe=mxfp4"], False),
-    "mxfp4_stochastic": (["precision.recipe=mxfp4_stochastic"], False),
     "fp8_tensor": (["precision.recipe=fp8_tensor"], False),
     "fp8_tensor_delayed": (["precision.recipe=fp8_tensor_delayed"], False),
     "fp8_block": (["precision.recipe=fp8_block"], False),

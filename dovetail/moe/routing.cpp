@@ -80,8 +80,8 @@ int64_t capacity(const RoutingSpec& spec, int64_t tokens, int64_t experts, int64
   if (spec.capacity > 0) return spec.capacity;
   switch (spec.capacity_rule) {
     case CapacityRule::kTutel: {
-      const auto share = static_cast<double>((tokens + experts - 1) / experts);
-      const auto of = [&](double cf) { return spec.k * static_cast<int64_t>(cf * share); };
+      const int64_t share = (tokens + experts - 1) / experts;
+      const auto of = [&](double cf) { return spec.k * static_cast<int64_t>(cf * static_cast<double>(share)); };
       if (factor > 0) return of(factor);
       return factor == 0 ? largest_count : std::min(largest_count, of(-factor));
     }

@@ -119,13 +119,18 @@ def test_dry_run_makes_nothing(workspace):
 
 
 CONFIGS = sorted((pathlib.Path(__file__).resolve().parents[2] / "configs").rglob("*.toml"))
-NEMOTRON = {"nemotron_843m": "843 M", "nemotron_2b": "2.0 B", "nemotron_8b": "8.1 B"}
+PAPER = {
+    "nemotron_843m": "843 M parameters",
+    "nemotron_2b": "2.0 B parameters",
+    "nemotron_8b": "8.1 B parameters",
+    "mixture_16b": "16 B parameters, 2.5 B active",
+}
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_passes_a_dry_run(config, tmp_path):
     stderr = dovetail("train", str(config), "--dry-run", folder=tmp_path).stderr
     assert "parameters" in stderr and not list(tmp_path.iterdir())
-    if config.stem in NEMOTRON:
-        assert f"gpt {NEMOTRON[config.stem]} parameters" in stderr and "mxfp8" in stderr
+    if config.stem in PAPER:
+        assert f"gpt {PAPER[config.stem]} ·" in stderr and "mxfp8" in stderr
         assert "not prepared yet: data/web, data/web_high_quality, data/code, data/math;" in stderr

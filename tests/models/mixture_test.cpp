@@ -76,6 +76,15 @@ TEST(Mixture, TheRoutersLossTrainsTheRouterAlone) {
   EXPECT_FALSE(make_model(testing::llama_variant())->loss(tokens).router.defined());
 }
 
+TEST(Mixture, RoutersStayInFloat32UnderBfloat16) {
+  const auto model = make_model(mixture(), 1, at::kBFloat16);
+  const auto parameters = model->named_parameters();
+  EXPECT_EQ(parameters["blocks.1.moe.router.weight"].scalar_type(), at::kFloat);
+  EXPECT_EQ(parameters["blocks.1.moe.experts.0.up.weight"].scalar_type(), at::kBFloat16);
+  EXPECT_EQ(make_model(mixture(), 1, at::kDouble)->named_parameters()["blocks.1.moe.router.weight"].scalar_type(),
+            at::kDouble);
+}
+
 TEST(Mixture, RecomputingGivesTheSameBits) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
     const auto model = make_model(mixture(), 1, dtype);
