@@ -136,6 +136,9 @@ ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOption
   run.config.run.folder = config.folder().string();
   run.device = resolve_device(config.run.device, group);
   if (config.precision.gemm == "native") check_native(mx::native_device(run.device));
+  if (run.device.is_cuda() && config.model.moe.experts > 0)
+    throw UserError("model.moe: tokens are routed to experts on the CPU only, but run.device is a GPU",
+                    "use run.device = \"cpu\"");
   run.local_ranks = ranks_on_this_machine(group);
   const Machine here = machine();
   run.available_bytes = run.device.is_cuda() ? gpu_memory().free_bytes : here.available_bytes;
