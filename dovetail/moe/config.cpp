@@ -45,8 +45,7 @@ bool has_experts(const Config& config, int64_t index) {
 Config resolve(const Config& config, int64_t width) {
   Config c = config;
   if (c.experts == 0) {
-    const Config none;
-    user_check(c.k == none.k && c.ffn_width == 0 && c.shared_experts == 0 && c.every == 1,
+    user_check(c == Config{},
                "model.moe describes experts, but model.moe.experts = 0: a dense model; give their number");
     return c;
   }

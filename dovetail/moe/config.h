@@ -22,6 +22,7 @@ struct Config {
   int64_t num_groups = 1, top_groups = 1;
   double load_loss = 0.01, z_loss = 0;  ///< coefficients
   void describe(Section& s);
+  bool operator==(const Config&) const = default;
 };
 
 /// Whether block `index` has experts.

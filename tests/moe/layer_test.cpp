@@ -178,7 +178,7 @@ TEST(MoeConfig, SaysWhatCannotBe) {
               ThrowsMessage<UserError>(HasSubstr("model.moe: num_groups = 3 does not divide")));
   EXPECT_THAT([&] { resolve_with([](Config& c) { c.capacity_factor = 2; }); },
               ThrowsMessage<UserError>(HasSubstr("do nothing")));
-  EXPECT_THAT([&] { resolve_with([](Config& c) { c.experts = 0, c.k = 4; }); },
+  EXPECT_THAT([&] { resolve_with([](Config& c) { c.experts = 0, c.score = "sigmoid"; }); },
               ThrowsMessage<UserError>(HasSubstr("model.moe.experts = 0")));
 }
 
