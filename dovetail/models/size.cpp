@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/mx/feed_forward.h"
 
 namespace dovetail {
 namespace {
@@ -12,10 +13,6 @@ namespace {
 int64_t qkv_width(const ModelConfig& c) { return (c.heads + 2 * c.kv_heads) * c.head_dim; }
 
 int64_t norm_size(const ModelConfig& c) { return c.norm == "layernorm" && c.bias ? 2 * c.width : c.width; }
-
-int64_t up_width(const ModelConfig& c, int64_t ffn_width) {
-  return c.activation == "swiglu" ? 2 * ffn_width : ffn_width;
-}
 
 /// One feed-forward, and which share of the tokens goes through it: of E experts each takes k / E.
 struct FeedForwardPart {
@@ -81,7 +78,7 @@ BlockSize block_size(const ModelConfig& c, const BlockParts& block) {
   }
   size.vector = 2 * norm_size(c) + (c.bias ? qkv_width(c) + c.width : 0);
   for (const FeedForwardPart& ffn : block.ffns) {
-    const int64_t up = up_width(c, ffn.width), matrix = c.width * (up + ffn.width);
+    const int64_t up = up_width(c.activation, ffn.width), matrix = c.width * (up + ffn.width);
     size.matrix += matrix;
     size.matrix_beside += (1 - ffn.share) * static_cast<double>(matrix);
     if (!c.bias) continue;
@@ -102,7 +99,7 @@ double block_bytes(const ModelConfig& c, const BlockParts& block, int64_t elemen
   // Inputs of both norms; queries, keys and values; attention's result, which attention.out reads.
   double bytes = bytes_of(2 * c.width + qkv_width(c) + c.heads * c.head_dim) + input(block.qkv, c.width);
   for (const FeedForwardPart& ffn : block.ffns) {
-    double kept = bytes_of(up_width(c, ffn.width)) + input(ffn.down, ffn.width);
+    double kept = bytes_of(up_width(c.activation, ffn.width)) + input(ffn.down, ffn.width);
     if (!block.has_experts) kept += input(ffn.up, c.width);
     if (ffn.routed) {
       // Its rows, as codes if it is quantized; its result, which the gradient of the weight reads; that weight; their
@@ -184,7 +181,7 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   // gradient beside it and one of its input, but no result any more. Beside the gradient of a matrix stands its copy.
   int64_t ffn_workspace = 0;
   for (const FeedForwardPart& ffn : blocks.back().ffns) {
-    const auto up = up_width(c, ffn.width);
+    const auto up = up_width(c.activation, ffn.width);
     const bool by_rows = ffn.down.activation.format && ffn.down.activation.is_microscaling();
     auto elements = std::max(up, ffn.width);
     if (ffn.down.quantizes()) elements = std::max(elements, (by_rows ? 1 : 2) * ffn.width + up);

@@ -24,8 +24,8 @@ T rank(T score) {
   return std::isnan(score) ? -std::numeric_limits<T>::infinity() : score;
 }
 
-/// The indices of the largest values so far, descending; among equals the one that came first. Starts full of
-/// -infinity, so it is complete after `size` offers whatever their values.
+/// The indices of the largest values so far, descending; among equals the one that came first. Complete after `size`
+/// offers.
 template <class T>
 class Largest {
  public:

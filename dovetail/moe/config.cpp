@@ -1,8 +1,20 @@
 #include "dovetail/moe/config.h"
 
+#include <vector>
+
 #include "dovetail/base/error.h"
+#include "dovetail/moe/names.h"
 
 namespace dovetail::moe {
+
+namespace {
+
+template <size_t N>
+std::vector<std::string> strings(const std::array<std::string_view, N>& names) {
+  return {names.begin(), names.end()};
+}
+
+}  // namespace
 
 void Config::describe(Section& s) {
   s.value("experts", experts, "Feed-forwards of a block of which each token takes k; 0: a dense model").range(0, 65536);
@@ -12,29 +24,29 @@ void Config::describe(Section& s) {
       .range(0, 65536);
   s.value("every", every, "The last of every so many blocks has experts, the others are dense").range(1, 10000);
   s.value("score", score, "What a token's logits become: softmax over the experts, or sigmoid of each")
-      .choices({"softmax", "sigmoid"});
+      .choices(strings(kScoreNames));
   s.value("normalize", normalize,
           "The k weights add to 1 over all choices (before dropping), over those not dropped (after), or are the "
           "scores (none); with k = 1 they are the scores")
-      .choices({"before", "after", "none"});
+      .choices(strings(kNormalizeNames));
   s.value("scale", scale, "Factor of the weights").above(0);
   s.value("num_groups", num_groups, "Equal groups of neighbouring experts").range(1, 65536);
   s.value("top_groups", top_groups, "A token's experts lie in so many groups").range(1, 65536);
   s.value("group_score", group_score, "By which groups are chosen: the sum of their two best scores, or the best")
-      .choices({"top2", "max"});
+      .choices(strings(kGroupScoreNames));
   s.value("drop", drop,
           "What happens beyond an expert's capacity: the last choices are dropped, those of the lowest "
           "score, or nothing")
-      .choices({"position", "probability", "none"});
+      .choices(strings(kDropNames));
   s.value("slot_order", slot_order, "Who comes first: all first choices, then all second (choice), or token by token")
-      .choices({"choice", "token"});
+      .choices(strings(kSlotOrderNames));
   s.value("batch_prioritized", batch_prioritized, "Tokens of the highest scores come first");
   s.value("capacity_rule", capacity_rule, "The system whose rule gives the capacity: docs/models.md lists them")
-      .choices({"tutel", "switch", "megatron", "megablocks", "mesh_tf"});
+      .choices(strings(kCapacityRuleNames));
   s.value("capacity_factor", capacity_factor,
           "Slots of an expert over an even share; tutel: 0 as many as needed, below 0 as needed up to that factor");
   s.value("load_loss", load_loss, "Coefficient of the load-balancing loss, 1 at perfect balance").range(0, 1e6);
-  s.value("load_count", load_count, "The choices that it counts").choices({"first_choice", "all_choices"});
+  s.value("load_count", load_count, "The choices that it counts").choices(strings(kLoadCountNames));
   s.value("z_loss", z_loss, "Coefficient of the mean squared log-sum-exp of the router's logits").range(0, 1e6);
 }
 

@@ -3,13 +3,13 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "dovetail/base/enum_names.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/moe/choose.h"
+#include "dovetail/moe/names.h"
 #include "dovetail/ops/dispatch.h"
 
 namespace dovetail::moe {
@@ -176,28 +176,20 @@ ExpertChoice choose_tokens(const at::Tensor& logits, int64_t capacity) {
   return {token, scores.t().gather(1, token.to(at::kLong))};
 }
 
-Score parse_score(std::string_view text) {
-  return parse_enum<Score>("moe", "score", text, std::to_array<std::string_view>({"softmax", "sigmoid"}));
-}
+Score parse_score(std::string_view text) { return parse_enum<Score>("moe", "score", text, kScoreNames); }
 Normalize parse_normalize(std::string_view text) {
-  return parse_enum<Normalize>("moe", "normalize", text, std::to_array<std::string_view>({"before", "after", "none"}));
+  return parse_enum<Normalize>("moe", "normalize", text, kNormalizeNames);
 }
 SlotOrder parse_slot_order(std::string_view text) {
-  return parse_enum<SlotOrder>("moe", "slot_order", text, std::to_array<std::string_view>({"choice", "token"}));
+  return parse_enum<SlotOrder>("moe", "slot_order", text, kSlotOrderNames);
 }
-Drop parse_drop(std::string_view text) {
-  return parse_enum<Drop>("moe", "drop", text, std::to_array<std::string_view>({"position", "probability", "none"}));
-}
+Drop parse_drop(std::string_view text) { return parse_enum<Drop>("moe", "drop", text, kDropNames); }
 GroupScore parse_group_score(std::string_view text) {
-  return parse_enum<GroupScore>("moe", "group_score", text, std::to_array<std::string_view>({"top2", "max"}));
+  return parse_enum<GroupScore>("moe", "group_score", text, kGroupScoreNames);
 }
-LoadCount parse_load_count(std::string_view text) {
-  return parse_enum<LoadCount>("moe", "aux", text, std::to_array<std::string_view>({"first_choice", "all_choices"}));
-}
+LoadCount parse_load_count(std::string_view text) { return parse_enum<LoadCount>("moe", "aux", text, kLoadCountNames); }
 CapacityRule parse_capacity_rule(std::string_view text) {
-  return parse_enum<CapacityRule>(
-      "moe", "capacity_rule", text,
-      std::to_array<std::string_view>({"tutel", "switch", "megatron", "megablocks", "mesh_tf"}));
+  return parse_enum<CapacityRule>("moe", "capacity_rule", text, kCapacityRuleNames);
 }
 
 }  // namespace dovetail::moe

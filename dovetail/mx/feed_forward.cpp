@@ -11,9 +11,11 @@ std::shared_ptr<const RowOperation> activation_operation(const std::string& name
   return squared_relu_operation();
 }
 
+int64_t up_width(const std::string& activation, int64_t width) { return activation == "swiglu" ? 2 * width : width; }
+
 FeedForward::FeedForward(const Options& options) : activation_(activation_operation(options.activation)) {
   up_ = register_module("up", make_linear({.in = options.in,
-                                           .out = options.activation == "swiglu" ? 2 * options.width : options.width,
+                                           .out = up_width(options.activation, options.width),
                                            .bias = options.bias,
                                            .role = LinearRole::kFeedForwardUp,
                                            .name = options.name + ".up",

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <array>
+#include <string_view>
+
+/// The names of routing.h's enumerators, in their order.
+namespace dovetail::moe {
+
+inline constexpr std::array<std::string_view, 2> kScoreNames = {"softmax", "sigmoid"};
+inline constexpr std::array<std::string_view, 3> kNormalizeNames = {"before", "after", "none"};
+inline constexpr std::array<std::string_view, 2> kSlotOrderNames = {"choice", "token"};
+inline constexpr std::array<std::string_view, 3> kDropNames = {"position", "probability", "none"};
+inline constexpr std::array<std::string_view, 2> kGroupScoreNames = {"top2", "max"};
+inline constexpr std::array<std::string_view, 2> kLoadCountNames = {"first_choice", "all_choices"};
+inline constexpr std::array<std::string_view, 5> kCapacityRuleNames = {"tutel", "switch", "megatron", "megablocks",
+                                                                       "mesh_tf"};
+
+}  // namespace dovetail::moe
