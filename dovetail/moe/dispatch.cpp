@@ -3,30 +3,46 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <numeric>
 
 namespace dovetail::moe {
 
-Dispatch dispatch(const Routing& routing) {
-  const int64_t choices = routing.expert.numel(), k = routing.expert.size(1);
-  const auto* expert = routing.expert.const_data_ptr<int32_t>();
-  const auto* slot = routing.slot.const_data_ptr<int32_t>();
-  Dispatch out;
-  out.begin.assign(static_cast<size_t>(routing.count.numel()) + 1, 0);
+Dispatch dispatch(const at::Tensor& expert_of, const at::Tensor& slot_of, int64_t expert_count) {
+  const int64_t choices = expert_of.numel(), k = expert_of.size(1);
+  const auto experts = static_cast<size_t>(expert_count);
+  const auto* expert = expert_of.const_data_ptr<int32_t>();
+  const auto* slot = slot_of.const_data_ptr<int32_t>();
+  // Every expert's slots side by side, up to its last; a draw may have left some empty.
+  std::vector<int64_t> first(experts + 1, 0);
   for (int64_t i = 0; i < choices; ++i) {
-    if (slot[i] >= 0) ++out.begin[static_cast<size_t>(expert[i]) + 1];
+    auto& slots = first[static_cast<size_t>(expert[i]) + 1];
+    slots = std::max<int64_t>(slots, slot[i] + 1);
   }
-  for (size_t e = 1; e < out.begin.size(); ++e) out.begin[e] += out.begin[e - 1];
+  std::partial_sum(first.begin(), first.end(), first.begin());
+  std::vector<int64_t> in_slot(static_cast<size_t>(first.back()), -1);
+  int64_t rows = 0;
+  for (int64_t i = 0; i < choices; ++i) {
+    if (slot[i] < 0) continue;
+    in_slot[static_cast<size_t>(first[static_cast<size_t>(expert[i])] + slot[i])] = i;
+    ++rows;
+  }
 
-  out.choice = at::empty({out.rows()}, at::kLong);
+  Dispatch out;
+  out.begin.reserve(experts + 1);
+  out.choice = at::empty({rows}, at::kLong);
+  out.token = at::empty({rows}, at::kInt);
   auto* choice = out.choice.mutable_data_ptr<int64_t>();
-  std::vector<int64_t> next(out.begin.begin(), out.begin.end() - 1);
-  for (int64_t i = 0; i < choices; ++i) {
-    if (slot[i] >= 0) choice[next[static_cast<size_t>(expert[i])]++] = i;
+  auto* token = out.token.mutable_data_ptr<int32_t>();
+  int64_t row = 0;
+  for (size_t e = 0; e < experts; ++e) {
+    out.begin.push_back(row);
+    for (auto at = static_cast<size_t>(first[e]); at < static_cast<size_t>(first[e + 1]); ++at) {
+      if (in_slot[at] < 0) continue;
+      choice[row] = in_slot[at];
+      token[row++] = static_cast<int32_t>(in_slot[at] / k);
+    }
   }
-  for (size_t e = 0; e + 1 < out.begin.size(); ++e)
-    std::sort(choice + out.begin[e], choice + out.begin[e + 1],
-              [slot](int64_t a, int64_t b) { return slot[a] < slot[b]; });
-  out.token = at::floor_divide(out.choice, k);
+  out.begin.push_back(row);
   return out;
 }
 

@@ -4,8 +4,11 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/types.h>
 
+#include <algorithm>
+
 #include "dovetail/base/error.h"
-#include "dovetail/moe/dispatch.h"
+#include "dovetail/moe/experts.h"
+#include "dovetail/ops/dispatch.h"
 #include "dovetail/ops/functions.h"
 
 namespace dovetail::moe {
@@ -16,7 +19,8 @@ Router::Router(int64_t experts, int64_t width, c10::Device device) {
 
 at::Tensor Router::forward(const at::Tensor& x) const { return dovetail::linear(x.to(weight.scalar_type()), weight); }
 
-Layer::Layer(const Config& config, const Options& options) : config_(config), spec_(routing_spec(config)) {
+Layer::Layer(const Config& config, const Options& options)
+    : config_(config), spec_(routing_spec(config)), activation_(options.activation) {
   DOVETAIL_CHECK(config.experts > 0 && config.ffn_width > 0, "{}: {} experts of width {}", options.name, config.experts,
                  config.ffn_width);
   const auto feed_forward = [&](int64_t width, const std::string& name) {
@@ -48,11 +52,34 @@ Layer::Output Layer::forward(const at::Tensor& x) {
     out.y = at::empty_like(x);
     return out;
   }
-  const Dispatch to = dispatch(routing);
+  const Dispatch to = dispatch(routing.expert, routing.slot, config_.experts);
   const auto* count = routing.count.const_data_ptr<int64_t>();
   for (size_t e = 0; e < experts_.size(); ++e) load_.count[e] += count[e];
   load_.dropped += routing.expert.numel() - to.rows();
-  const at::Tensor weights = routing.weight.reshape({-1, 1});
+  const bool quantized = std::ranges::any_of(
+      experts_, [](const auto& expert) { return expert->up().quantized() || expert->down().quantized(); });
+  at::Tensor y = use_kernel(Kernel::kExperts, rows) && !quantized ? grouped(rows, routing.weight, to)
+                                                                  : one_by_one(rows, routing.weight, to);
+  y = y.to(x.scalar_type());
+  if (shared_) y = y + shared_->forward(rows);
+  out.y = y.view(x.sizes());
+  return out;
+}
+
+at::Tensor Layer::grouped(const at::Tensor& rows, const at::Tensor& weight, const Dispatch& to) const {
+  ExpertWeights experts{.activation = activation_};
+  for (const auto& expert : experts_) {
+    experts.up.push_back(expert->up().weight);
+    experts.down.push_back(expert->down().weight);
+    if (!expert->up().options().bias) continue;
+    experts.up_bias.push_back(expert->up().bias);
+    experts.down_bias.push_back(expert->down().bias);
+  }
+  return feed_forward(rows, weight, to, experts);
+}
+
+at::Tensor Layer::one_by_one(const at::Tensor& rows, const at::Tensor& weight, const Dispatch& to) const {
+  const at::Tensor weights = weight.reshape({-1, 1});
   at::Tensor y = at::zeros(rows.sizes(), weights.options().requires_grad(false));
   // Experts without a token run too: their gradients are zeros, and every rank has the same ones.
   for (int64_t e = 0; e < config_.experts; ++e) {
@@ -60,10 +87,7 @@ Layer::Output Layer::forward(const at::Tensor& x) {
     const at::Tensor of_expert = experts_[static_cast<size_t>(e)]->forward(rows.index_select(0, token));
     y.index_add_(0, token, of_expert * weights.index_select(0, choice));
   }
-  y = y.to(x.scalar_type());
-  if (shared_) y = y + shared_->forward(rows);
-  out.y = y.view(x.sizes());
-  return out;
+  return y;
 }
 
 }  // namespace dovetail::moe

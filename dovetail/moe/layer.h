@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dovetail/moe/config.h"
+#include "dovetail/moe/dispatch.h"
 #include "dovetail/mx/feed_forward.h"
 
 namespace dovetail::moe {
@@ -52,8 +53,14 @@ class Layer : public torch::nn::Module {
   void reset_load() { load_ = {.count = std::vector<int64_t>(experts_.size(), 0)}; }
 
  private:
+  /// y (T, C), float32 sums, of the experts that are not shared: all as one operation, or one after another, each a
+  /// module that may be quantized, on copies of its rows.
+  at::Tensor grouped(const at::Tensor& rows, const at::Tensor& weight, const Dispatch& to) const;
+  at::Tensor one_by_one(const at::Tensor& rows, const at::Tensor& weight, const Dispatch& to) const;
+
   Config config_;
   RoutingSpec spec_;
+  std::string activation_;
   std::shared_ptr<Router> router_;
   std::vector<std::shared_ptr<FeedForward>> experts_;
   std::shared_ptr<FeedForward> shared_;  ///< null: none

@@ -4,7 +4,11 @@
 #include <optional>
 #include <tuple>
 
+#include "dovetail/base/error.h"
+#include "dovetail/moe/dispatch.h"
+#include "dovetail/moe/experts.h"
 #include "dovetail/moe/routing.h"
+#include "dovetail/ops/dispatch.h"
 
 /// torch.ops.dovetail.moe_*.
 namespace dovetail::moe {
@@ -43,6 +47,28 @@ std::tuple<at::Tensor, at::Tensor> library_expert_choice(const at::Tensor& logit
   return {choice.token, choice.weight};
 }
 
+/// The dispatch of expert_idx and slot (T, k) from anywhere.
+Dispatch checked_dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts) {
+  for (const auto& [name, x] : {std::pair("expert_idx", expert), std::pair("slot", slot)})
+    user_check(x.dim() == 2 && x.sizes() == expert.sizes() && x.scalar_type() == at::kInt && x.is_cpu(),
+               "moe: {} must be (T, k) int32 on the CPU, but is {}", name, describe(x));
+  const at::Tensor kept = expert.masked_select(slot >= 0);
+  user_check(kept.numel() == 0 || (kept.min().item<int32_t>() >= 0 && kept.max().item<int32_t>() < experts),
+             "moe: expert_idx must lie in 0 to {}", experts - 1);
+  return dispatch(expert.contiguous(), slot.contiguous(), experts);
+}
+
+at::Tensor library_experts(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& expert,
+                           const at::Tensor& slot, at::TensorList up, at::TensorList down, at::TensorList up_bias,
+                           at::TensorList down_bias, c10::string_view activation) {
+  return feed_forward(x, weight, checked_dispatch(expert, slot, static_cast<int64_t>(up.size())),
+                      {.activation = std::string(view(activation)),
+                       .up = up.vec(),
+                       .down = down.vec(),
+                       .up_bias = up_bias.vec(),
+                       .down_bias = down_bias.vec()});
+}
+
 }  // namespace
 
 }  // namespace dovetail::moe
@@ -57,4 +83,8 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
       dovetail::moe::library_route);
   m.def("moe_expert_choice(Tensor logits, int capacity) -> (Tensor token_idx, Tensor weight)",
         dovetail::moe::library_expert_choice);
+  m.def(
+      "moe_experts(Tensor x, Tensor weight, Tensor expert_idx, Tensor slot, Tensor[] up, Tensor[] down, "
+      "Tensor[] up_bias, Tensor[] down_bias, str activation) -> Tensor",
+      dovetail::moe::library_experts);
 }

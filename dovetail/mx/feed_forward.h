@@ -31,6 +31,9 @@ class FeedForward : public torch::nn::Module {
   /// (..., in), or what `prologue` (none if null) turns into that -> (..., in).
   at::Tensor forward(const at::Tensor& x, const mx::QuantizedLinear::Prologue& prologue = nullptr);
 
+  const Linear& up() const { return *up_; }
+  const Linear& down() const { return *down_; }
+
  private:
   mx::QuantizedLinear::Prologue activation_;
   std::shared_ptr<Linear> up_, down_;

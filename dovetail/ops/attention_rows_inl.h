@@ -94,7 +94,7 @@ void load_keys(const AttentionShape& s, const HeadsView& k, int64_t b, int64_t g
 
 /// Rows (rows, padded) as panels of kHeadRows: panel p holds [d][row of the panel]. `rows` is a multiple of kHeadRows.
 HWY_INLINE void pack_panels(const float* from, int64_t rows, int64_t width, float* to) {
-  pack_transposed<kHeadRows>(from, width, rows, width, to);
+  pack_transposed<kHeadRows>({from, width}, rows, width, to);
 }
 
 /// scores[key][query] of keys key .. key_end, from panels of keys and queries [d][query].

@@ -18,8 +18,8 @@ namespace dovetail {
 namespace {
 
 constexpr std::array<const char*, 3> kLevelNames = {"scalar", "avx2", "avx512"};
-constexpr std::array<const char*, 8> kKernelNames = {"gemm",          "attention", "norm",  "activation",
-                                                     "cross_entropy", "embedding", "adamw", "mx_quantize"};
+constexpr std::array<const char*, 9> kKernelNames = {
+    "gemm", "attention", "norm", "activation", "cross_entropy", "embedding", "adamw", "mx_quantize", "experts"};
 
 uint32_t parse_kernels(std::string_view names, const std::string& place) {
   uint32_t mask = 0;

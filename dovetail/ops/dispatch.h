@@ -25,12 +25,12 @@ SimdLevel simd_level();
 void set_simd_level(SimdLevel level);
 
 /// Our kernels that can be switched off one by one, which sends their work to ATen (quantizing: to the codec, element
-/// by element): a benchmark's way to show what each is worth.
-enum class Kernel { kGemm, kAttention, kNorm, kActivation, kCrossEntropy, kEmbedding, kAdamW, kQuantize };
+/// by element; experts: to one after another on copies of their rows): a benchmark's way to show what each is worth.
+enum class Kernel { kGemm, kAttention, kNorm, kActivation, kCrossEntropy, kEmbedding, kAdamW, kQuantize, kExperts };
 
-/// `names` separated by commas: gemm, attention, norm, activation, cross_entropy, embedding, adamw, mx_quantize; empty:
-/// all on. Replaces the environment variable DOVETAIL_DISABLE, which is read at first use. Throws UserError for an
-/// unknown name, listing the valid ones.
+/// `names` separated by commas: gemm, attention, norm, activation, cross_entropy, embedding, adamw, mx_quantize,
+/// experts; empty: all on. Replaces the environment variable DOVETAIL_DISABLE, which is read at first use. Throws
+/// UserError for an unknown name, listing the valid ones.
 void set_disabled_kernels(std::string_view names);
 bool kernel_enabled(Kernel kernel);
 

@@ -3,32 +3,77 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <vector>
+
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/ops/gemm_simd.h"
+#include "dovetail/ops/rows_simd.h"
 
 namespace dovetail {
 
 namespace {
 
-void check_vector(const char* name, const at::Tensor& vector, int64_t size, const at::Tensor& c) {
+void check_vector(const char* name, const at::Tensor& vector, int64_t size, const at::Tensor& like) {
   user_check(!vector.defined() || (vector.dim() == 1 && vector.size(0) == size && vector.is_contiguous() &&
-                                   vector.scalar_type() == c.scalar_type() && vector.device() == c.device()),
-             "gemm: {} must be [{}], contiguous, of the dtype and device of c, which is {}; it is {}", name, size,
-             describe(c), describe(vector));
+                                   vector.scalar_type() == like.scalar_type() && vector.device() == like.device()),
+             "gemm: {} must be [{}], contiguous, of the dtype and device of {}; it is {}", name, size, describe(like),
+             describe(vector));
 }
 
-void check_operands(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b, int64_t m, int64_t n, int64_t ka,
-                    int64_t kb) {
-  user_check(ka == kb, "gemm: the inner sizes differ: op(a) is {} x {} (a {}), op(b) is {} x {} (b {})", m, ka,
-             describe(a), kb, n, describe(b));
-  user_check(c.dim() == 2 && c.size(0) == m && c.size(1) == n, "gemm: c must be [{}, {}] for a {} and b {}, but is {}",
-             m, n, describe(a), describe(b), describe(c));
-  user_check(a.scalar_type() == b.scalar_type() && a.scalar_type() == c.scalar_type() && a.device() == b.device() &&
-                 a.device() == c.device(),
-             "gemm: a, b and c must share dtype and device: a is {}, b is {}, c is {}", describe(a), describe(b),
-             describe(c));
+void check_rows(const char* name, const at::Tensor& rows, const at::Tensor& c) {
+  user_check(!rows.defined() || (rows.dim() == 1 && rows.is_contiguous() && rows.scalar_type() == at::kInt &&
+                                 rows.device() == c.device()),
+             "gemm: {} must be one contiguous dimension of int32 on the device of c, which is {}; it is {}", name,
+             describe(c), describe(rows));
+}
+
+/// An operand as it is stored, and as it takes part.
+struct Operand {
+  at::Tensor stored;
+  at::Tensor rows;  ///< of `stored`; undefined: all
+  bool transpose;
+
+  int64_t stored_rows() const { return rows.defined() ? rows.size(0) : stored.size(0); }
+  int64_t height() const { return transpose ? stored.size(1) : stored_rows(); }
+  int64_t width() const { return transpose ? stored_rows() : stored.size(1); }
+  at::Tensor matrix() const {
+    const at::Tensor chosen = rows.defined() ? stored.index_select(0, rows) : stored;
+    return transpose ? chosen.t() : chosen;
+  }
+};
+
+void check_operands(const at::Tensor& c, const Operand& a, const Operand& b, bool c_rows) {
+  user_check(a.width() == b.height(), "gemm: the inner sizes differ: op(a) is {} x {} (a {}), op(b) is {} x {} (b {})",
+             a.height(), a.width(), describe(a.stored), b.height(), b.width(), describe(b.stored));
+  user_check(c.dim() == 2 && (c_rows || c.size(0) == a.height()) && c.size(1) == b.width(),
+             "gemm: c must be [{}, {}] for a {} and b {}, but is {}", a.height(), b.width(), describe(a.stored),
+             describe(b.stored), describe(c));
+  const bool same_dtype = a.stored.scalar_type() == c.scalar_type() ||
+                          (c_rows && a.stored.scalar_type() == at::kBFloat16 && c.scalar_type() == at::kFloat);
+  user_check(same_dtype && a.stored.scalar_type() == b.stored.scalar_type() && a.stored.device() == b.stored.device() &&
+                 a.stored.device() == c.device(),
+             "gemm: a, b and c must share dtype and device: a is {}, b is {}, c is {}", describe(a.stored),
+             describe(b.stored), describe(c));
+}
+
+void check_options(const at::Tensor& c, const Operand& a, const Operand& b, const GemmOptions& options) {
+  check_rows("a_rows", options.a_rows, c);
+  check_rows("b_rows", options.b_rows, c);
+  check_rows("c_rows", options.c_rows, c);
+  const bool c_rows = options.c_rows.defined();
+  user_check(!c_rows || (options.accumulate && options.c_rows.size(0) == a.height()),
+             "gemm: c_rows needs accumulate and a row of c for each of the product's {}", a.height());
+  user_check(c_rows || !options.c_weights.defined(), "gemm: c_weights needs c_rows");
+  check_operands(c, a, b, c_rows);
+  check_vector("bias", options.bias, b.width(), b.stored);
+  check_vector("row_sums", options.row_sums, a.height(), a.stored);
+  check_vector("c_weights", options.c_weights, a.height(), c);
+  user_check(!options.accumulate || !options.bias.defined() || c_rows,
+             "gemm: bias and accumulate exclude each other without c_rows");
+  user_check(b.width() <= 1 || c.stride(1) == 1, "gemm: the rows of c must be contiguous, its strides are [{}, {}]",
+             c.stride(0), c.stride(1));
 }
 
 /// A view of `x` for the kernel, which needs one stride of 1; `copy` keeps the copy that is made when neither is.
@@ -41,23 +86,64 @@ MatrixView matrix_view(const at::Tensor& x, at::Tensor& copy) {
   return {copy.const_data_ptr<float>(), rows ? copy.stride(0) : 1, rows ? 1 : copy.stride(1)};
 }
 
-void gemm_by_kernel(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
-  at::Tensor a_copy, b_copy;
-  const auto &bias = options.bias, &row_sums = options.row_sums;
-  gemm_float32({.m = a.size(0),
-                .n = b.size(1),
-                .k = a.size(1),
-                .a = matrix_view(a, a_copy),
-                .b = matrix_view(b, b_copy),
-                .c = c.mutable_data_ptr<float>(),
-                .ldc = c.stride(0),
-                .bias = bias.defined() ? bias.const_data_ptr<float>() : nullptr,
-                .accumulate = options.accumulate,
-                .row_sums = row_sums.defined() ? row_sums.mutable_data_ptr<float>() : nullptr});
+/// The same for an operand; rows are read where they lie if these are contiguous and of more than one element.
+MatrixView matrix_view(const Operand& x, at::Tensor& copy) {
+  const bool in_place = x.rows.defined() && x.stored.stride(1) == 1 && x.stored.stride(0) > 1;
+  if (!in_place) return matrix_view(x.matrix(), copy);
+  const int64_t stride = x.stored.stride(0);
+  return {x.stored.const_data_ptr<float>(), x.transpose ? 1 : stride, x.transpose ? stride : 1,
+          x.rows.const_data_ptr<int32_t>()};
 }
 
-void gemm_by_aten(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
-  if (options.accumulate) {
+const float* data_or_null(const at::Tensor& x) { return x.defined() ? x.const_data_ptr<float>() : nullptr; }
+
+/// A call as the kernel takes it, with the copies that it reads.
+struct KernelCall {
+  GemmProblem problem;
+  at::Tensor a_copy, b_copy;
+};
+
+KernelCall kernel_call(const GemmCall& call, const Operand& a, const Operand& b) {
+  const auto &bias = call.options.bias, &row_sums = call.options.row_sums, &c_rows = call.options.c_rows;
+  KernelCall out;
+  out.problem = {.m = a.height(),
+                 .n = b.width(),
+                 .k = a.width(),
+                 .a = matrix_view(a, out.a_copy),
+                 .b = matrix_view(b, out.b_copy),
+                 .c = call.c.mutable_data_ptr<float>(),
+                 .ldc = call.c.stride(0),
+                 .bias = data_or_null(bias),
+                 .accumulate = call.options.accumulate,
+                 .row_sums = row_sums.defined() ? row_sums.mutable_data_ptr<float>() : nullptr,
+                 .c_row = c_rows.defined() ? c_rows.const_data_ptr<int32_t>() : nullptr,
+                 .c_weight = data_or_null(call.options.c_weights)};
+  return out;
+}
+
+/// Rows of `product` to c_rows of c.
+void add_to_rows(at::Tensor& c, const at::Tensor& product, const GemmOptions& options) {
+  const at::Tensor& weights = options.c_weights;
+  if (!product.is_cpu() || c.scalar_type() != at::kFloat) {
+    c.index_add_(0, options.c_rows, weights.defined() ? product * weights.unsqueeze(1) : product);
+    return;
+  }
+  add_rows({.storage = storage_of(product),
+            .rows = product.size(0),
+            .width = product.size(1),
+            .x = product.const_data_ptr(),
+            .row = options.c_rows.const_data_ptr<int32_t>(),
+            .weight = data_or_null(weights),
+            .c = c.mutable_data_ptr<float>(),
+            .ldc = c.stride(0)});
+}
+
+void gemm_by_aten(const GemmCall& call, const at::Tensor& a, const at::Tensor& b) {
+  at::Tensor c = call.c;
+  const GemmOptions& options = call.options;
+  if (options.c_rows.defined()) {
+    add_to_rows(c, options.bias.defined() ? at::addmm(options.bias, a, b) : at::mm(a, b), options);
+  } else if (options.accumulate) {
     c.addmm_(a, b);
   } else if (options.bias.defined()) {
     at::addmm_out(c, options.bias, a, b);
@@ -72,31 +158,40 @@ void gemm_by_aten(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, const
 
 }  // namespace
 
-void gemm_into(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
-  user_check(a.dim() == 2 && b.dim() == 2, "gemm: a and b must be matrices, a is {}, b is {}", describe(a),
-             describe(b));
-  const at::Tensor left = options.transpose_a ? a.t() : a, right = options.transpose_b ? b.t() : b;
-  const int64_t m = left.size(0), k = left.size(1), n = right.size(1);
-  check_operands(c, a, b, m, n, k, right.size(0));
-  check_vector("bias", options.bias, n, c);
-  check_vector("row_sums", options.row_sums, m, c);
-  user_check(!options.accumulate || !options.bias.defined(), "gemm: bias and accumulate exclude each other");
-  user_check(n <= 1 || c.stride(1) == 1, "gemm: the rows of c must be contiguous, its strides are [{}, {}]",
-             c.stride(0), c.stride(1));
+void gemm_group(std::span<const GemmCall> calls) {
   const TraceSpan span("dovetail::gemm");
   const at::NoGradGuard no_grad;
-  if (use_kernel(Kernel::kGemm, c) && c.scalar_type() == at::kFloat && c.numel() > 0 && k > 0) {
-    gemm_by_kernel(c, left, right, options);
-  } else {
-    gemm_by_aten(c, left, right, options);
+  std::vector<KernelCall> kernel_calls;
+  kernel_calls.reserve(calls.size());
+  for (const GemmCall& call : calls) {
+    const auto& [c, a, b, options] = call;
+    user_check(a.dim() == 2 && b.dim() == 2, "gemm: a and b must be matrices, a is {}, b is {}", describe(a),
+               describe(b));
+    const Operand left{a, options.a_rows, options.transpose_a}, right{b, options.b_rows, options.transpose_b};
+    check_options(c, left, right, options);
+    const bool empty = c.numel() == 0 || left.height() == 0 || left.width() == 0;
+    if (use_kernel(Kernel::kGemm, c) && a.scalar_type() == at::kFloat && !empty) {
+      kernel_calls.push_back(kernel_call(call, left, right));
+    } else {
+      gemm_by_aten(call, left.matrix(), right.matrix());
+    }
   }
+  std::vector<GemmProblem> problems;
+  for (const KernelCall& call : kernel_calls) problems.push_back(call.problem);
+  if (!problems.empty()) gemm_float32(problems);
+}
+
+void gemm_into(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
+  const GemmCall call{c, a, b, options};
+  gemm_group({&call, 1});
 }
 
 at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
   user_check(a.dim() == 2 && b.dim() == 2, "gemm: a and b must be matrices, a is {}, b is {}", describe(a),
              describe(b));
   user_check(!options.accumulate, "gemm: accumulate needs a result to add to; call gemm_into");
-  at::Tensor c = at::empty({a.size(options.transpose_a ? 1 : 0), b.size(options.transpose_b ? 0 : 1)}, a.options());
+  const Operand left{a, options.a_rows, options.transpose_a}, right{b, options.b_rows, options.transpose_b};
+  at::Tensor c = at::empty({left.height(), right.width()}, a.options());
   gemm_into(c, a, b, options);
   return c;
 }

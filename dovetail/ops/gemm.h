@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <span>
+
 namespace dovetail {
 
 /// c (m, n) = [c +] op(a) @ op(b), where op(a) is (m, k) and op(b) is (k, n); op is the transpose when asked.
@@ -10,14 +12,31 @@ namespace dovetail {
 /// 2008); bfloat16 on CPU and everything on CUDA goes to ATen. Any strides for c's batch-free two dimensions of a and
 /// b; c must be row-major. FP32 accumulation. The order of additions depends on the shape alone, never on the number of
 /// threads. Throws UserError on mismatched shapes, dtypes or devices, naming both shapes.
+///
+/// With `a_rows` or `b_rows`, a or b is the matrix of those of its rows, which are read where they lie. With `c_rows`
+/// the rows of the product are added to those rows of c, times `c_weights`; c may then be float32 while a and b are
+/// bfloat16. Row numbers are int32 and not checked.
 struct GemmOptions {
   bool transpose_a = false;
   bool transpose_b = false;
   bool accumulate = false;
   at::Tensor bias = {};      ///< (n), added to each row of c; not with `accumulate`
   at::Tensor row_sums = {};  ///< (m), contiguous: becomes the sums of op(a)'s rows, taken while they are packed
+  at::Tensor a_rows = {}, b_rows = {};
+  at::Tensor c_rows = {};     ///< (m), all different; needs `accumulate`, and `bias` is then added to the product
+  at::Tensor c_weights = {};  ///< (m), of c's dtype; undefined: 1
 };
 void gemm_into(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, const GemmOptions& options = {});
+
+/// What `gemm_into` takes.
+struct GemmCall {
+  at::Tensor c, a, b;
+  GemmOptions options = {};
+};
+/// The results of one `gemm_into` after another, in one pass of the kernel: threads go from one product to the next
+/// without waiting for each other. Calls may share a c only by `c_rows`.
+void gemm_group(std::span<const GemmCall> calls);
+
 at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options = {});
 
 }  // namespace dovetail

@@ -5,7 +5,12 @@
 #include "hwy/foreach_target.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <memory>
+#include <span>
+#include <thread>
+#include <vector>
 
 #include "dovetail/base/parallel.h"
 #include "dovetail/ops/gemm_simd.h"
@@ -29,18 +34,16 @@ HWY_INLINE int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 /// The part of b packed at a time: columns [column, column + columns), terms [depth, depth + depths).
 struct Panel {
   int64_t column, columns, depth, depths;
-  const float* packed;  // by slices of `slice` terms, each by strips of kTileColumns
-  int64_t slice;
+  int64_t slice;  // packed by slices of so many terms, each by strips of kTileColumns
 };
 
 /// Packs `count` rows of a (or columns of b) from `index` on, terms [depth, depth + k); strides as a's.
 template <int64_t kWidth>
 void pack(const MatrixView& x, int64_t index, int64_t count, int64_t depth, int64_t k, float* to) {
-  const float* from = x.data + index * x.row_stride + depth * x.column_stride;
   if (x.row_stride == 1) {
-    pack_straight<kWidth>(from, x.column_stride, count, k, to);
+    pack_straight<kWidth>(Lines{x.data + index, x.column_stride, x.line}.from(depth), count, k, to);
   } else {
-    pack_transposed<kWidth>(from, x.row_stride, count, k, to);
+    pack_transposed<kWidth>(Lines{x.data + depth, x.row_stride, x.line}.from(index), count, k, to);
   }
 }
 
@@ -70,113 +73,297 @@ void add_row_sums(const float* packed, int64_t rows, int64_t k, bool add, float*
   }
 }
 
-MatrixView transposed(const MatrixView& x) { return {x.data, x.column_stride, x.row_stride}; }
+MatrixView transposed(const MatrixView& x) { return {x.data, x.column_stride, x.row_stride, x.line}; }
 
-void pack_panel(const GemmProblem& g, const Panel& panel, float* to) {
-  constexpr int64_t kStripsPerPiece = 8;
-  const int64_t strips = ceil_divide(panel.columns, kTileColumns), pieces = ceil_divide(strips, kStripsPerPiece);
-  const int64_t slices = ceil_divide(panel.depths, panel.slice);
-  parallel_pieces(pieces * slices, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t offset = i / pieces * panel.slice, depth = std::min(panel.slice, panel.depths - offset);
-      const int64_t column = i % pieces * kStripsPerPiece * kTileColumns;
-      pack<kTileColumns>(transposed(g.b), panel.column + column,
-                         std::min(kStripsPerPiece * kTileColumns, panel.columns - column), panel.depth + offset, depth,
-                         to + offset * strips * kTileColumns + column * depth);
-    }
-  });
+/// Packs strips [strip, strip_end) of slice `slice` of the panel.
+void pack_part(const GemmProblem& g, const Panel& panel, int64_t slice, int64_t strip, int64_t strip_end, float* to) {
+  const int64_t strips = ceil_divide(panel.columns, kTileColumns);
+  const int64_t offset = slice * panel.slice, depth = std::min(panel.slice, panel.depths - offset);
+  const int64_t column = strip * kTileColumns;
+  pack<kTileColumns>(transposed(g.b), panel.column + column, std::min(strip_end * kTileColumns, panel.columns) - column,
+                     panel.depth + offset, depth, to + offset * strips * kTileColumns + column * depth);
 }
 
-/// A block of a: rows [row, row + rows), terms [depth, depth + k).
-struct Block {
-  int64_t row, rows, depth, k;
+/// What `pack` with these arguments will read, asked for a few lines at a time.
+class Upcoming {
+ public:
+  Upcoming() = default;
+  Upcoming(const MatrixView& x, int64_t index, int64_t count, int64_t depth, int64_t k)
+      : lines_(x.row_stride == 1 ? Lines{x.data + index, x.column_stride, x.line}.from(depth)
+                                 : Lines{x.data + depth, x.row_stride, x.line}.from(index)),
+        end_(x.row_stride == 1 ? k : count),
+        parts_(ceil_divide(x.row_stride == 1 ? count : k, kLineFloats)) {}
+
+  /// Share `i` of `shares`.
+  Upcoming share(int64_t i, int64_t shares) const {
+    Upcoming out = *this;
+    out.line_ = end_ * i / shares;
+    out.end_ = end_ * (i + 1) / shares;
+    return out;
+  }
+  int64_t size() const { return (end_ - line_) * parts_ - part_; }
+  void ask(int64_t count) {
+    for (; count > 0 && line_ < end_; --count) {
+      prefetch_to_second_level(lines_[line_] + part_ * kLineFloats);
+      if (++part_ == parts_) {
+        part_ = 0;
+        ++line_;
+      }
+    }
+  }
+
+ private:
+  Lines lines_ = {};
+  int64_t line_ = 0, end_ = 0, part_ = 0, parts_ = 0;
 };
 
-/// The part of `block` to ask for in call `call` of the register tile: a row, or a line's width of rows of memory.
-Upcoming upcoming_part(const MatrixView& a, const Block& block, int64_t call) {
-  constexpr int64_t kMost = kDepth / kUpcomingSteps;
-  const float* from = a.data + block.row * a.row_stride + block.depth * a.column_stride;
-  if (a.row_stride != 1) {
-    if (call >= block.rows) return {};
-    return {.at = from + call * a.row_stride, .step = kLineFloats, .count = ceil_divide(block.k, kLineFloats)};
-  }
-  const int64_t lines = block.rows / kLineFloats + 1, first = call / lines * kMost;
-  if (first >= block.k) return {};
-  return {.at = from + first * a.column_stride + call % lines * kLineFloats,
-          .step = a.column_stride,
-          .count = std::min(kMost, block.k - first)};
-}
+/// A part of one panel's product: rows [row, row + rows) and strips [strip, strip_end) of c.
+struct Task {
+  int64_t row, rows, strip, strip_end;
+};
 
-/// Rows [row, row + rows) and the panel's strips [strip, strip_end) of c.
-void multiply_block(const GemmProblem& g, const Panel& panel, int64_t row, int64_t rows, int64_t strip,
-                    int64_t strip_end) {
+/// While it runs, `next_a` and `next_b` are asked for.
+void multiply_block(const GemmProblem& g, const Panel& panel, const float* panel_packed, const Task& task,
+                    const Upcoming& next_a, Upcoming next_b) {
   float* a = workspace(Workspace::kGemmRows, static_cast<size_t>((kTaskRows + kTileRows) * panel.slice));
-  const int64_t strips = ceil_divide(panel.columns, kTileColumns);
-  const int64_t later = row + parallel_workers() * kTaskRows;  // where this thread is likely to go on
+  const int64_t strips = ceil_divide(panel.columns, kTileColumns), row = task.row, rows = task.rows;
+  const int64_t calls = (task.strip_end - task.strip) * ceil_divide(rows, kTileRows);
+  const int64_t b_lines = ceil_divide(next_b.size(), calls * ceil_divide(panel.depths, panel.slice));
   for (int64_t offset = 0; offset < panel.depths; offset += panel.slice) {
     const int64_t k = std::min(panel.slice, panel.depths - offset), next = offset + panel.slice;
     pack<kTileRows>(g.a, row, rows, panel.depth + offset, k, a);
-    const Block next_block =
-        next < panel.depths
-            ? Block{row, rows, panel.depth + next, std::min(panel.slice, panel.depths - next)}
-            : Block{later, std::clamp<int64_t>(g.m - later, 0, kTaskRows), panel.depth, std::min(panel.slice, g.k)};
+    Upcoming upcoming_a = next < panel.depths
+                              ? Upcoming(g.a, row, rows, panel.depth + next, std::min(panel.slice, panel.depths - next))
+                              : next_a;
+    const int64_t a_lines = ceil_divide(upcoming_a.size(), calls);
     const bool first = panel.depth + offset == 0;
-    if (g.row_sums && panel.column + strip == 0) add_row_sums(a, rows, k, !first, g.row_sums + row);
-    int64_t call = 0;
+    if (g.row_sums && panel.column + task.strip == 0) add_row_sums(a, rows, k, !first, g.row_sums + row);
     const TileInit init = !first || g.accumulate ? TileInit::kAccumulate : g.bias ? TileInit::kBias : TileInit::kZero;
-    const float* packed = panel.packed + offset * strips * kTileColumns;
-    for (int64_t s = strip; s < strip_end; ++s) {
+    const float* packed = panel_packed + offset * strips * kTileColumns;
+    for (int64_t s = task.strip; s < task.strip_end; ++s) {
       const float* b = packed + s * kTileColumns * k;
-      const float* next_strip = packed + (s + 1 < strip_end ? s + 1 : strip) * kTileColumns * k;
+      const float* next_strip = packed + (s + 1 < task.strip_end ? s + 1 : task.strip) * kTileColumns * k;
       const int64_t column = panel.column + s * kTileColumns, columns = std::min(kTileColumns, g.n - column);
       for (int64_t i = 0; i < rows; i += kTileRows) {
-        float* c = g.c + (row + i) * g.ldc + column;
-        prefetch_tile<kTileRows>(c, g.ldc);
-        Upcoming upcoming = upcoming_part(g.a, next_block, call++);
-        upcoming.strip = next_strip + i * kTileColumns * k / rows;
-        const auto tile = multiply<kTileRows, 1>(k, a + i * k, kTileRows, b, kTileColumns, upcoming);
-        store_tile(tile, c, g.ldc, std::min<int64_t>(kTileRows, rows - i), columns, init,
-                   g.bias ? g.bias + column : nullptr);
+        const int64_t tile_rows = std::min<int64_t>(kTileRows, rows - i);
+        float* c = g.c + (g.c_row ? 0 : row + i) * g.ldc + column;
+        if (g.c_row) {
+          prefetch_rows(c, g.ldc, tile_rows, g.c_row + row + i);
+        } else {
+          prefetch_tile<kTileRows>(c, g.ldc);
+        }
+        upcoming_a.ask(a_lines);
+        next_b.ask(b_lines);
+        const auto tile =
+            multiply<kTileRows, 1>(k, a + i * k, kTileRows, b, kTileColumns, next_strip + i * kTileColumns * k / rows);
+        if (g.c_row) {
+          add_tile_to_rows(tile, c, g.ldc, tile_rows, columns, g.c_row + row + i,
+                           g.c_weight ? g.c_weight + row + i : nullptr, first && g.bias ? g.bias + column : nullptr);
+        } else {
+          store_tile(tile, c, g.ldc, tile_rows, columns, init, g.bias ? g.bias + column : nullptr);
+        }
       }
     }
   }
 }
 
-void multiply_panel(const GemmProblem& g, const Panel& panel) {
-  const int64_t strips = ceil_divide(panel.columns, kTileColumns), row_blocks = ceil_divide(g.m, kTaskRows);
-  // Few rows: cut the columns too, so that there are some tasks for every thread. No sum depends on the cut.
-  const int64_t wanted = ceil_divide(4 * parallel_workers(), row_blocks);
-  const int64_t strips_per_task = std::max<int64_t>(std::min<int64_t>(4, strips), ceil_divide(strips, wanted));
-  const int64_t column_blocks = ceil_divide(strips, strips_per_task);
-  parallel_pieces(row_blocks * column_blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t row = i / column_blocks * kTaskRows, strip = i % column_blocks * strips_per_task;
-      multiply_block(g, panel, row, std::min(kTaskRows, g.m - row), strip, std::min(strip + strips_per_task, strips));
-    }
-  });
-}
+/// One panel of one problem: its packing in parts, then its product in tasks, which need all of these parts.
+struct Stage {
+  const GemmProblem* g;
+  Panel panel;
+  float* packed = nullptr;
+  int64_t after;  // the stage that adds to the same columns of c before this one does; none: -1
+  int64_t row_blocks;
+  int64_t strips_per_part = 0, parts = 0;
+  int64_t strips_per_task = 0, column_blocks = 0;
 
-void Gemm(const GemmProblem& g) {
-  // Slices of equal length, so that the last is not a short one.
-  const int64_t slice = ceil_divide(g.k, ceil_divide(g.k, kDepth));
-  const int64_t max_columns = std::max(kTileColumns, kPanelFloats / slice / kTileColumns * kTileColumns);
-  const int64_t columns = ceil_divide(ceil_divide(g.n, ceil_divide(g.n, max_columns)), kTileColumns) * kTileColumns;
-  const int64_t depths = std::max<int64_t>(1, kPanelFloats / (columns * slice)) * slice;
-  const int64_t packed_depths = std::min(depths, g.k);
-  float* packed = workspace(Workspace::kGemmPanel, static_cast<size_t>(columns * packed_depths));
-  for (int64_t column = 0; column < g.n; column += columns) {
-    for (int64_t depth = 0; depth < g.k; depth += depths) {
-      const Panel panel{.column = column,
-                        .columns = std::min(columns, g.n - column),
-                        .depth = depth,
-                        .depths = std::min(depths, g.k - depth),
-                        .packed = packed,
-                        .slice = slice};
-      pack_panel(g, panel, packed);
-      multiply_panel(g, panel);
+  int64_t strips() const { return ceil_divide(panel.columns, kTileColumns); }
+  int64_t tasks() const { return row_blocks * column_blocks; }
+};
+
+/// What is done of a stage.
+struct Progress {
+  std::atomic<int64_t> parts{0}, tasks{0};
+  std::unique_ptr<std::atomic<int64_t>[]> tasks_of_columns;
+};
+
+// Packed panels alive at once: one that is read, one that is filled meanwhile, and one whose last readers may not be
+// done.
+constexpr int64_t kPanels = 3;
+
+/// Products in stages, for threads that take pieces of work in their order: the packing of stage i + 1 comes before the
+/// product of stage i, so that a piece hardly ever waits for those before it.
+class Pipeline {
+ public:
+  explicit Pipeline(std::span<const GemmProblem> problems) {
+    for (const GemmProblem& g : problems) add_stages(g);
+    const auto stages = static_cast<int64_t>(stages_.size());
+    const int64_t panels = std::min(kPanels, stages);
+    float* packed = workspace(Workspace::kGemmPanel, static_cast<size_t>(panels * panel_floats_));
+    int64_t row_blocks = 0;
+    for (const Stage& stage : stages_) row_blocks += stage.row_blocks;
+    for (int64_t i = 0; i < stages; ++i) {
+      stages_[i].packed = packed + i % panels * panel_floats_;
+      cut(stages_[i], row_blocks);
+    }
+    progress_ = std::vector<Progress>(stages_.size());
+    for (int64_t i = 0; i < stages; ++i)
+      progress_[i].tasks_of_columns = std::make_unique<std::atomic<int64_t>[]>(stages_[i].column_blocks);
+    for (int64_t i = 0; i <= stages; ++i) {
+      if (i < stages) add_pieces(i, Kind::kPack, stages_[i].parts);
+      if (i > 0) add_pieces(i - 1, Kind::kMultiply, stages_[i - 1].tasks());
     }
   }
-}
+
+  void run() {
+    parallel_pieces(pieces_, 1, [this](int64_t begin, int64_t) {
+      try {
+        run_piece(begin);
+      } catch (...) {
+        failed_ = true;  // nobody waits for it
+        throw;
+      }
+    });
+  }
+
+ private:
+  enum class Kind { kPack, kMultiply };
+  /// Pieces [begin, ...) are parts or tasks of a stage.
+  struct Run {
+    int64_t begin, stage;
+    Kind kind;
+  };
+
+  void add_stages(const GemmProblem& g) {
+    if (g.m == 0 || g.n == 0) return;
+    // Slices of equal length, so that the last is not a short one.
+    const int64_t slice = ceil_divide(g.k, ceil_divide(g.k, kDepth));
+    // Problems that add to the same rows have the same n, and then the same columns whatever their k.
+    const int64_t max_slice = g.c_row ? kDepth : slice;
+    const int64_t max_columns = std::max(kTileColumns, kPanelFloats / max_slice / kTileColumns * kTileColumns);
+    const int64_t columns = ceil_divide(ceil_divide(g.n, ceil_divide(g.n, max_columns)), kTileColumns) * kTileColumns;
+    const int64_t depths = std::max<int64_t>(1, kPanelFloats / (columns * slice)) * slice;
+    panel_floats_ = std::max(panel_floats_, columns * std::min(depths, g.k));
+    for (int64_t column = 0; column < g.n; column += columns) {
+      for (int64_t depth = 0; depth < g.k; depth += depths) {
+        const Panel panel{.column = column,
+                          .columns = std::min(columns, g.n - column),
+                          .depth = depth,
+                          .depths = std::min(depths, g.k - depth),
+                          .slice = slice};
+        stages_.push_back(
+            {.g = &g, .panel = panel, .after = stage_before(g, panel), .row_blocks = ceil_divide(g.m, kTaskRows)});
+      }
+    }
+  }
+
+  int64_t stage_before(const GemmProblem& g, const Panel& panel) const {
+    if (panel.depth == 0 && !g.c_row) return -1;
+    for (auto i = static_cast<int64_t>(stages_.size()) - 1; i >= 0; --i) {
+      if (stages_[i].g->c == g.c && stages_[i].panel.column == panel.column) return i;
+    }
+    return -1;
+  }
+
+  /// How fine: `row_blocks` are those of all stages.
+  static void cut(Stage& stage, int64_t row_blocks) {
+    const int64_t workers = parallel_workers(), strips = stage.strips();
+    stage.strips_per_part = std::clamp<int64_t>(strips / (2 * workers), 1, 8);
+    stage.parts = ceil_divide(strips, stage.strips_per_part) * ceil_divide(stage.panel.depths, stage.panel.slice);
+    // Few rows: cut the columns too, so that there are some tasks for every thread. Where stages add to the same
+    // columns, cut these the same way for each, so that one need not wait for all of the other. No sum depends on the
+    // cut.
+    const int64_t wanted = stage.g->c_row ? 2 + workers / 4 : ceil_divide(4 * workers, row_blocks);
+    stage.strips_per_task = std::max(std::min<int64_t>(4, strips), ceil_divide(strips, wanted));
+    stage.column_blocks = ceil_divide(strips, stage.strips_per_task);
+  }
+
+  void add_pieces(int64_t stage, Kind kind, int64_t count) {
+    runs_.push_back({.begin = pieces_, .stage = stage, .kind = kind});
+    pieces_ += count;
+  }
+
+  void run_piece(int64_t piece) {
+    const auto run = std::upper_bound(runs_.begin(), runs_.end(), piece,
+                                      [](int64_t value, const Run& r) { return value < r.begin; }) -
+                     1;
+    if (run->kind == Kind::kPack) {
+      pack_piece(run->stage, piece - run->begin);
+    } else {
+      multiply_piece(run->stage, piece - run->begin);
+    }
+  }
+
+  void pack_piece(int64_t i, int64_t part) {
+    const Stage& stage = stages_[i];
+    if (i >= kPanels) wait(progress_[i - kPanels].tasks, stages_[i - kPanels].tasks());
+    const int64_t of_slice = ceil_divide(stage.strips(), stage.strips_per_part);
+    const int64_t strip = part % of_slice * stage.strips_per_part;
+    pack_part(*stage.g, stage.panel, part / of_slice, strip, std::min(strip + stage.strips_per_part, stage.strips()),
+              stage.packed);
+    progress_[i].parts.fetch_add(1, std::memory_order_release);
+  }
+
+  /// All rows of one block of columns, then the next: what adds to the same columns is far apart.
+  static Task task_of(const Stage& stage, int64_t task) {
+    const int64_t block = task / stage.row_blocks, row = task % stage.row_blocks * kTaskRows;
+    const int64_t strip = block * stage.strips_per_task;
+    return {.row = row,
+            .rows = std::min(kTaskRows, stage.g->m - row),
+            .strip = strip,
+            .strip_end = std::min(strip + stage.strips_per_task, stage.strips())};
+  }
+
+  void multiply_piece(int64_t i, int64_t number) {
+    const Stage& stage = stages_[i];
+    const int64_t block = number / stage.row_blocks;
+    wait(progress_[i].parts, stage.parts);
+    if (stage.after >= 0) wait(progress_[stage.after].tasks_of_columns[block], stages_[stage.after].row_blocks);
+    if (failed_) return;
+    multiply_block(*stage.g, stage.panel, stage.packed, task_of(stage, number), rows_after(i, number),
+                   panel_share(i + 2, number, stage.tasks()));
+    progress_[i].tasks_of_columns[block].fetch_add(1, std::memory_order_release);
+    progress_[i].tasks.fetch_add(1, std::memory_order_release);
+  }
+
+  /// The rows of a that this thread is likely to pack after task `number` of stage i.
+  Upcoming rows_after(int64_t i, int64_t number) const {
+    number += parallel_workers();
+    for (; i < std::ssize(stages_) && number >= stages_[i].tasks(); ++i) number -= stages_[i].tasks();
+    if (i == std::ssize(stages_)) return {};
+    const Task task = task_of(stages_[i], number);
+    const Panel& panel = stages_[i].panel;
+    return {stages_[i].g->a, task.row, task.rows, panel.depth, std::min(panel.slice, panel.depths)};
+  }
+
+  /// One of `shares` of what the panel of stage i is packed from: the stage after the next, whose packing comes first
+  /// when this one is done.
+  Upcoming panel_share(int64_t i, int64_t share, int64_t shares) const {
+    if (i >= std::ssize(stages_)) return {};
+    const Panel& panel = stages_[i].panel;
+    return Upcoming(transposed(stages_[i].g->b), panel.column, panel.columns, panel.depth, panel.depths)
+        .share(share, shares);
+  }
+
+  void wait(const std::atomic<int64_t>& done, int64_t count) const {
+    constexpr int kSpins = 2000;  // some microseconds; then the thread that is waited for may need this processor
+    for (int spin = 0; done.load(std::memory_order_acquire) < count && !failed_; ++spin) {
+      if (spin < kSpins) {
+        hwy::Pause();
+      } else {
+        std::this_thread::yield();
+      }
+    }
+  }
+
+  std::vector<Stage> stages_;
+  std::vector<Progress> progress_;
+  std::vector<Run> runs_;
+  int64_t pieces_ = 0, panel_floats_ = 0;
+  std::atomic<bool> failed_{false};
+};
+
+void Gemm(std::span<const GemmProblem> problems) { Pipeline(problems).run(); }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace dovetail
@@ -187,7 +374,7 @@ namespace dovetail {
 
 HWY_EXPORT(Gemm);
 
-void gemm_float32(const GemmProblem& problem) { HWY_DYNAMIC_DISPATCH(Gemm)(problem); }
+void gemm_float32(std::span<const GemmProblem> problems) { HWY_DYNAMIC_DISPATCH(Gemm)(problems); }
 
 }  // namespace dovetail
 #endif

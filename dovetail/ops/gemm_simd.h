@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 namespace dovetail {
 
@@ -8,10 +9,12 @@ namespace dovetail {
 struct MatrixView {
   const float* data;
   int64_t row_stride, column_stride;
+  /// Null, or where the rows (row_stride 1: the columns) lie: the i-th at line[i] times its stride, which is above 1.
+  const int32_t* line = nullptr;
 };
 
 /// c (m, n), rows `ldc` apart, = [c +] [bias per column +] a (m, k) @ b (k, n). `bias` may be null, and is not used
-/// with `accumulate`. `row_sums` (m), null for none, becomes the sums of a's rows.
+/// with `accumulate` unless there is `c_row`. `row_sums` (m), null for none, becomes the sums of a's rows.
 struct GemmProblem {
   int64_t m, n, k;
   MatrixView a, b;
@@ -20,10 +23,15 @@ struct GemmProblem {
   const float* bias;
   bool accumulate;
   float* row_sums;
+  /// Null, or m different numbers: row i of the product, bias included and times c_weight[i] (null: 1), is added to row
+  /// c_row[i] of c. With `accumulate`.
+  const int32_t* c_row;
+  const float* c_weight;
 };
 
-/// Runs on parallel_workers() threads. Each element of c is one sum in the order of k, cut every `kDepth` terms: the
-/// same bits for any number of threads and wherever the element lies in c.
-void gemm_float32(const GemmProblem& problem);
+/// Runs on parallel_workers() threads, which go from one problem to the next without waiting for each other. Problems
+/// may write to the same c only by `c_row`, and then do so in their order. Each element of a product is one sum in the
+/// order of k, cut every `kDepth` terms: the same bits for any number of threads and wherever the element lies.
+void gemm_float32(std::span<const GemmProblem> problems);
 
 }  // namespace dovetail

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "dovetail/ops/simd_math_inl.h"
 #include "hwy/cache_control.h"
@@ -38,15 +39,19 @@ struct Tile {
   FloatVector v[kRows][kTileVectors];
 };
 
-/// Memory that will be needed after a product, asked for while it runs: `count` places `step` floats apart, one every
-/// kUpcomingSteps terms, and two lines from `strip` on in the same time.
-struct Upcoming {
-  const float* strip = nullptr;  ///< null: nothing is asked for
-  const float* at = nullptr;
-  int64_t step = 0, count = 0;
-};
+/// body(r) for r < kRows, each a constant of its own: a loop, even an unrolled one, does not always leave a tile in
+/// registers.
+template <int kRows, class Body>
+HWY_INLINE void each_tile_row(const Body& body) {
+  [&]<int... r>(std::integer_sequence<int, r...>)
+      HWY_ATTR { (body(std::integral_constant<int, r>()), ...); }(std::make_integer_sequence<int, kRows>());
+}
+
+// Terms of a product in which two lines of memory are asked for that the next one will read.
 constexpr int64_t kUpcomingSteps = 8;
 constexpr int64_t kLineFloats = 64 / sizeof(float);
+
+HWY_INLINE void prefetch_to_second_level(const float* at) { __builtin_prefetch(at, 0, 2); }
 
 /// One term of each element of a tile.
 template <int kRows, int kRowStride>
@@ -65,10 +70,11 @@ HWY_INLINE void multiply_step(const float* HWY_RESTRICT a, const float* HWY_REST
   }
 }
 
-/// tile[r][j] = sum over p < k of a[r * kRowStride + p * a_step] * b[p * b_step + j], added in the order of p.
+/// tile[r][j] = sum over p < k of a[r * kRowStride + p * a_step] * b[p * b_step + j], added in the order of p. Memory
+/// from `upcoming` on (null: none) is asked for meanwhile.
 template <int kRows, int kRowStride>
 HWY_INLINE Tile<kRows> multiply(int64_t k, const float* HWY_RESTRICT a, int64_t a_step, const float* HWY_RESTRICT b,
-                                int64_t b_step, Upcoming upcoming = {}) {
+                                int64_t b_step, const float* upcoming = nullptr) {
   const FloatTag d;
   Tile<kRows> tile;
 #pragma GCC unroll 16
@@ -76,13 +82,10 @@ HWY_INLINE Tile<kRows> multiply(int64_t k, const float* HWY_RESTRICT a, int64_t 
     tile.v[r][0] = hn::Zero(d);
     tile.v[r][1] = hn::Zero(d);
   }
-  for (; upcoming.strip && k >= kUpcomingSteps; k -= kUpcomingSteps) {
-    constexpr int kSecondLevel = 2;  // of the caches
-    if (upcoming.count-- > 0) __builtin_prefetch(upcoming.at, 0, kSecondLevel);
-    upcoming.at += upcoming.step;
+  for (; upcoming && k >= kUpcomingSteps; k -= kUpcomingSteps) {
 #pragma GCC unroll 1
-    for (int half = 0; half < 2; ++half, upcoming.strip += kLineFloats) {
-      __builtin_prefetch(upcoming.strip, 0, kSecondLevel);
+    for (int half = 0; half < 2; ++half, upcoming += kLineFloats) {
+      prefetch_to_second_level(upcoming);
       for (int64_t p = 0; p < kUpcomingSteps / 2; ++p, a += a_step, b += b_step)
         multiply_step<kRows, kRowStride>(a, b, b_step, tile);
     }
@@ -152,19 +155,57 @@ HWY_INLINE void store_tile(const Tile<kRows>& tile, float* c, int64_t ldc, int64
   }
 }
 
-/// to[p * to_stride + i] = from[i * from_stride + p] for i < count and p < k.
-HWY_INLINE void transpose(const float* HWY_RESTRICT from, int64_t from_stride, int64_t count, int64_t k,
-                          float* HWY_RESTRICT to, int64_t to_stride) {
+/// `prefetch_tile` for rows row[0] .. row[rows - 1] of c.
+HWY_INLINE void prefetch_rows(const float* c, int64_t ldc, int64_t rows, const int32_t* row) {
+  for (int64_t r = 0; r < rows; ++r) prefetch_tile<1>(c + row[r] * ldc, ldc);
+}
+
+/// c[row[r]] += weight[r] * the `rows` x `columns` corner of the tile.
+template <int kRows>
+HWY_INLINE void add_tile_to_rows(const Tile<kRows>& tile, float* c, int64_t ldc, int64_t rows, int64_t columns,
+                                 const int32_t* row, const float* weight, const float* bias) {
+  HWY_ALIGN float values[kRows * kTileColumns];
+  if (bias) {
+    HWY_ALIGN float padded[kTileColumns] = {};
+    std::copy_n(bias, columns, padded);
+    store_full<kRows, TileInit::kBias>(tile, values, kTileColumns, padded);
+  } else {
+    store_full<kRows, TileInit::kZero>(tile, values, kTileColumns, nullptr);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    float* to = c + row[r] * ldc;
+    const float* value = values + r * kTileColumns;
+    const FloatVector w = splat(weight ? weight[r] : 1.0f);
+    for (int64_t j = 0; j < columns; j += kLanes)
+      store(hn::MulAdd(w, load(value + j), load(to + j, columns - j)), to + j, columns - j);
+  }
+}
+
+/// Rows of memory `stride` apart, all in their order or those that `index` names.
+struct Lines {
+  const float* first;
+  int64_t stride;
+  const int32_t* index = nullptr;
+  const float* operator[](int64_t i) const { return first + (index ? index[i] : i) * stride; }
+  Lines from(int64_t i) const { return index ? Lines{first, stride, index + i} : Lines{first + i * stride, stride}; }
+};
+
+/// to[p * to_stride + i] = from[i][p] for i < count and p < k. While four rows are read the next four are asked for, up
+/// to row `upcoming`: 0 where all are in the first-level cache.
+HWY_INLINE void transpose(const Lines& from, int64_t count, int64_t k, float* HWY_RESTRICT to, int64_t to_stride,
+                          int64_t upcoming = 0) {
   int64_t i = 0;
 #if HWY_TARGET != HWY_SCALAR
   const hn::FixedTag<float, 4> d;
   const hn::RepartitionToWide<decltype(d)> dw;
   for (; i + 4 <= count; i += 4) {
-    const float* r0 = from + i * from_stride;
-    const float *r1 = r0 + from_stride, *r2 = r1 + from_stride, *r3 = r2 + from_stride;
+    const float *r0 = from[i], *r1 = from[i + 1], *r2 = from[i + 2], *r3 = from[i + 3];
     float* out = to + i;
+    const float* next[4] = {};
+    for (int64_t r = 0; r < 4 && i + 4 + r < upcoming; ++r) next[r] = from[i + 4 + r];
     int64_t p = 0;
     for (const int64_t whole = k / 4 * 4; p < whole; p += 4, out += 4 * to_stride) {
+      if (const float* row = next[p / 4 % 4]) hwy::Prefetch(row + p / kLineFloats * kLineFloats);
       const auto v0 = hn::LoadU(d, r0 + p), v1 = hn::LoadU(d, r1 + p), v2 = hn::LoadU(d, r2 + p),
                  v3 = hn::LoadU(d, r3 + p);
       const auto low01 = hn::BitCast(dw, hn::InterleaveLower(d, v0, v1));
@@ -185,34 +226,39 @@ HWY_INLINE void transpose(const float* HWY_RESTRICT from, int64_t from_stride, i
   }
 #endif
   for (; i < count; ++i) {
-    for (int64_t p = 0; p < k; ++p) to[p * to_stride + i] = from[i * from_stride + p];
+    const float* line = from[i];
+    for (int64_t p = 0; p < k; ++p) to[p * to_stride + i] = line[p];
   }
 }
 
 // A packed operand is a row of tiles, each kWidth rows of a or columns of b wide: [tile][term][row or column of the
 // tile]. What the last tile lacks is zero.
 
-/// Packs from[i * stride + p] for i < count and p < k.
+/// Packs from[i][p] for i < count and p < k.
 template <int64_t kWidth>
-HWY_INLINE void pack_transposed(const float* HWY_RESTRICT from, int64_t stride, int64_t count, int64_t k,
-                                float* HWY_RESTRICT to) {
-  for (; count > 0; count -= kWidth, from += kWidth * stride, to += kWidth * k) {
-    const int64_t filled = std::min(count, kWidth);
-    transpose(from, stride, filled, k, to, kWidth);
+HWY_INLINE void pack_transposed(const Lines& from, int64_t count, int64_t k, float* HWY_RESTRICT to) {
+  for (int64_t i = 0; i < count; i += kWidth, to += kWidth * k) {
+    const int64_t filled = std::min(count - i, kWidth);
+    transpose(from.from(i), filled, k, to, kWidth, count - i);
     for (int64_t p = 0; filled < kWidth && p < k; ++p) std::fill_n(to + p * kWidth + filled, kWidth - filled, 0.0f);
   }
 }
 
-/// Packs from[p * stride + i] for i < count and p < k, in the order of memory: terms outside, so that each line and
-/// each page is met once.
+/// Packs from[p][i] for i < count and p < k, in the order of memory: terms outside, so that each line and each page is
+/// met once.
 template <int64_t kWidth>
-HWY_INLINE void pack_straight(const float* HWY_RESTRICT from, int64_t stride, int64_t count, int64_t k,
-                              float* HWY_RESTRICT to) {
-  for (int64_t p = 0; p < k; ++p, from += stride, to += kWidth) {
+HWY_INLINE void pack_straight(const Lines& from, int64_t count, int64_t k, float* HWY_RESTRICT to) {
+  constexpr int64_t kAhead = 6;  // lines
+  for (int64_t p = 0; p < k; ++p, to += kWidth) {
+    const float* line = from[p];
+    if (p + kAhead < k) {
+      const float* upcoming = from[p + kAhead];
+      for (int64_t j = 0; j < count; j += kLineFloats) hwy::Prefetch(upcoming + j);
+    }
     float* out = to;
     int64_t i = 0;
-    for (; i + kWidth <= count; i += kWidth, out += kWidth * k) std::memcpy(out, from + i, kWidth * sizeof(float));
-    if (i < count) std::fill(std::copy(from + i, from + count, out), out + kWidth, 0.0f);
+    for (; i + kWidth <= count; i += kWidth, out += kWidth * k) std::memcpy(out, line + i, kWidth * sizeof(float));
+    if (i < count) std::fill(std::copy(line + i, line + count, out), out + kWidth, 0.0f);
   }
 }
 

@@ -9,6 +9,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/moe/dispatch.h"
 #include "dovetail/mx/recipe.h"
+#include "dovetail/ops/dispatch.h"
 
 namespace dovetail::moe {
 namespace {
@@ -151,6 +152,29 @@ TEST(MoeLayer, RoutesInFloat32WhateverTheExpertsComputeIn) {
   const at::Tensor counts = route(at::linear(x.to(at::kFloat), weight), routing_spec(config())).count;
   EXPECT_EQ(made->forward(x).y.scalar_type(), at::kBFloat16);
   EXPECT_TRUE(at::equal(at::tensor(made->load().count), counts));
+}
+
+TEST(MoeLayer, IsTheSameWithAndWithoutItsKernel) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto made = layer(config(), at::kFloat);
+    for (auto& parameter : made->named_parameters()) {
+      if (parameter.key() != "router.weight") parameter.value().set_data(parameter.value().detach().to(dtype));
+    }
+    const at::Tensor x = random({64, kWidth}, 54).to(dtype);
+    const auto all = [&made, &x] {
+      const at::Tensor y = made->forward(x).y;
+      auto found = gradients(y.sum(), *made, x.detach().requires_grad_());
+      found.push_back(y);
+      return found;
+    };
+    const auto grouped = all();
+    set_disabled_kernels("experts");
+    const auto one_by_one = all();
+    set_disabled_kernels("");
+    const double tolerance = dtype == at::kFloat ? 1e-5 : 3e-2;
+    for (size_t i = 0; i < grouped.size(); ++i)
+      EXPECT_TRUE(at::allclose(grouped[i], one_by_one[i], tolerance, tolerance)) << i;
+  }
 }
 
 TEST(MoeLayer, QuantizesItsExperts) {

@@ -123,6 +123,97 @@ TEST(Gemm, SameBitsForAnyThreadCountAndAnyPlaceInTheResult) {
   });
 }
 
+at::Tensor rows_of(int64_t count, int64_t of, uint64_t seed) {
+  return at::randperm(of, at::detail::createCPUGenerator(seed), at::kLong)
+      .narrow(0, 0, count)
+      .to(at::kInt)
+      .contiguous();
+}
+
+TEST(Gemm, ReadsRowsWhereTheyLie) {
+  at_every_simd_level([] {
+    for (const auto dtype : {at::kFloat, at::kDouble}) {
+      for (const int64_t width : {1, 3, 130}) {
+        const at::Tensor x = normal({300, width}, 1, dtype), rows = rows_of(190, 300, 2);
+        const at::Tensor chosen = x.index_select(0, rows), b = normal({width, 70}, 3, dtype);
+        expect_same_bits(gemm(x, b, {.a_rows = rows}), gemm(chosen, b));
+        const at::Tensor tall = normal({190, 45}, 4, dtype);
+        expect_same_bits(gemm(x, tall, {.transpose_a = true, .a_rows = rows}),
+                         gemm(chosen, tall, {.transpose_a = true}));
+        expect_same_bits(gemm(tall, x, {.transpose_a = true, .b_rows = rows}),
+                         gemm(tall, chosen, {.transpose_a = true}));
+        expect_same_bits(gemm(b, x, {.transpose_a = true, .transpose_b = true, .b_rows = rows}),
+                         gemm(b, chosen, {.transpose_a = true, .transpose_b = true}));
+      }
+    }
+    const at::Tensor view = normal({50, 40}, 5).narrow(1, 3, 20), rows = at::tensor({7, 7, 0}, at::kInt);
+    expect_same_bits(gemm(view, at::eye(20), {.a_rows = rows}), view.index_select(0, rows));
+  });
+}
+
+TEST(Gemm, AddsWeightedRows) {
+  at_every_simd_level([] {
+    for (const int64_t k : {5, 801}) {  // one slice of k, and more
+      const at::Tensor a = normal({131, k}, 1), b = normal({k, 71}, 2), before = normal({400, 71}, 3),
+                       weights = normal({131}, 4), bias = normal({71}, 5), rows = rows_of(131, 400, 6);
+      at::Tensor c = before.clone();
+      gemm_into(c, a, b, {.accumulate = true, .bias = bias, .c_rows = rows, .c_weights = weights});
+      const at::Tensor product = (reference(a, b, {}) + bias) * weights.to(at::kDouble).unsqueeze(1);
+      expect_close(c, before.to(at::kDouble).index_add(0, rows, product), 1e-4);
+      at::Tensor plain = before.clone();
+      gemm_into(plain, a, b, {.accumulate = true, .c_rows = rows});
+      expect_close(plain, before.to(at::kDouble).index_add(0, rows, reference(a, b, {})), 1e-4);
+    }
+    // Products in bfloat16, sums in float32.
+    const at::Tensor a = normal({30, 20}, 1, at::kBFloat16), b = normal({20, 37}, 2, at::kBFloat16),
+                     weights = normal({30}, 3), rows = rows_of(30, 60, 4);
+    at::Tensor c = at::zeros({60, 37});
+    gemm_into(c, a, b, {.accumulate = true, .c_rows = rows, .c_weights = weights});
+    const at::Tensor product = at::mm(a, b).to(at::kFloat) * weights.unsqueeze(1);
+    expect_same_bits(c, at::zeros({60, 37}).index_add(0, rows, product));
+  });
+}
+
+TEST(Gemm, AGroupIsOneAfterAnother) {
+  at_every_simd_level([] {
+    std::vector<GemmCall> calls, alone;
+    at::Tensor sum = at::zeros({500, 3000}), sum_alone = at::zeros({500, 3000});
+    const int64_t heights[] = {0, 1, 97, 300, 200, 31}, depths[] = {7, 900, 1, 400, 33, 64};
+    for (uint64_t i = 0; i < std::size(heights); ++i) {
+      const int64_t m = heights[i], k = depths[i];
+      const at::Tensor a = normal({m, k}, i), b = normal({k, 3000}, 10 + i), weights = normal({m}, 20 + i);
+      const GemmOptions to_rows{.accumulate = true, .c_rows = rows_of(m, 500, 30 + i), .c_weights = weights};
+      calls.push_back({sum, a, b, to_rows});
+      gemm_into(sum_alone, a, b, to_rows);
+      // Results of their own in between, of more columns than a panel has.
+      const GemmOptions whole{.transpose_a = true, .row_sums = at::empty({k})};
+      const at::Tensor x = normal({m, 35}, 40 + i);
+      calls.push_back({at::full({k, 35}, NAN), a, x, whole});
+      alone.push_back({gemm(a, x, {.transpose_a = true}), a, x, whole});
+    }
+    for (const int threads : {1, 2, 5}) {
+      const testing::Threads count(threads);
+      sum.zero_();
+      gemm_group(calls);
+      expect_same_bits(sum, sum_alone);
+      for (size_t i = 0; i < alone.size(); ++i) {
+        expect_same_bits(calls[2 * i + 1].c, alone[i].c);
+        expect_close(alone[i].options.row_sums, alone[i].a.to(at::kDouble).sum(0), 1e-4);
+      }
+    }
+  });
+}
+
+TEST(Gemm, RefusesRowsItCannotUse) {
+  const at::Tensor a = at::zeros({3, 4}), b = at::zeros({4, 2}), rows = at::zeros({3}, at::kInt);
+  at::Tensor c = at::zeros({9, 2});
+  EXPECT_THAT(user_error([&] { gemm_into(c, a, b, {.c_rows = rows}); }), HasSubstr("c_rows needs accumulate"));
+  EXPECT_THAT(user_error([&] { gemm_into(c, a, b, {.accumulate = true, .c_weights = at::ones({3})}); }),
+              HasSubstr("c_weights needs c_rows"));
+  EXPECT_THAT(user_error([&] { gemm(a, b, {.a_rows = at::zeros({3}, at::kLong)}); }), HasSubstr("a_rows must be"));
+  EXPECT_THAT(user_error([&] { gemm(a, b, {.b_rows = rows}); }), HasSubstr("inner"));
+}
+
 TEST(Gemm, NotANumberAndInfinityComeThrough) {
   at_every_simd_level([] {
     at::Tensor a = normal({14, 20}, 1), b = normal({20, 40}, 2);

@@ -1,0 +1,249 @@
+#include "dovetail/moe/experts.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <vector>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/mx/feed_forward.h"
+#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/gemm.h"
+#include "dovetail/ops/row_operation.h"
+#include "dovetail/ops/rows_simd.h"
+
+namespace dovetail::moe {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// dweight = <y, dy> of each row; then y and dy become themselves times the row's weight.
+void weigh(const at::Tensor& weight, at::Tensor& y, at::Tensor& dy, const at::Tensor& dweight) {
+  weigh_rows({.storage = storage_of(y),
+              .rows = y.size(0),
+              .width = y.size(1),
+              .weight = weight.const_data_ptr<float>(),
+              .y = y.mutable_data_ptr(),
+              .dy = dy.mutable_data_ptr(),
+              .dweight = dweight.mutable_data_ptr<float>()});
+}
+
+/// The gradient of h.
+at::Tensor activation_gradient(const RowOperation& activation, const at::Tensor& h, const at::Tensor& dy) {
+  if (activation.has_rows(h)) return activation.gradients(h, {}, dy).x;
+  const at::AutoGradMode enabled(true);
+  const at::Tensor x = h.detach().requires_grad_();
+  return torch::autograd::grad({activation.apply(x)}, {x}, {dy})[0];
+}
+
+/// Experts [first, end) of one width, next to each other: their rows are one matrix.
+struct Run {
+  int64_t first, end, width;
+};
+
+std::vector<Run> runs_of_width(at::TensorList down) {
+  std::vector<Run> runs;
+  for (int64_t e = 0; e < static_cast<int64_t>(down.size()); ++e) {
+    const int64_t width = down[static_cast<size_t>(e)].size(1);
+    if (runs.empty() || runs.back().width != width) runs.push_back({.first = e, .end = e, .width = width});
+    runs.back().end = e + 1;
+  }
+  return runs;
+}
+
+/// A tensor of each expert's rows.
+class ByExpert {
+ public:
+  /// Of an operand of all rows.
+  ByExpert(const Dispatch& to, const at::Tensor& all) {
+    for (int64_t e = 0; e < to.experts(); ++e) views_.push_back(to.of_expert(all, e));
+  }
+  /// Of the matrix of each run.
+  ByExpert(const Dispatch& to, const std::vector<Run>& runs, at::TensorList matrices) {
+    for (size_t i = 0; i < runs.size(); ++i) {
+      for (int64_t e = runs[i].first; e < runs[i].end; ++e)
+        views_.push_back(matrices[i].narrow(0, to.first_row(e) - to.first_row(runs[i].first), to.rows(e)));
+    }
+  }
+  const at::Tensor& operator[](int64_t e) const { return views_[static_cast<size_t>(e)]; }
+
+ private:
+  variable_list views_;
+};
+
+/// An uninitialised matrix for each run, `wide` times its width.
+variable_list matrices(const Dispatch& to, const std::vector<Run>& runs, int64_t wide,
+                       const at::TensorOptions& options) {
+  variable_list out;
+  for (const Run& run : runs)
+    out.push_back(at::empty({to.first_row(run.end) - to.first_row(run.first), wide * run.width}, options));
+  return out;
+}
+
+/// Tensors of the function in the order of its arguments, each with a gradient at the same place.
+struct Places {
+  int64_t experts;
+  bool bias;
+  static constexpr size_t kX = 0, kWeight = 1;
+  size_t up(int64_t e) const { return static_cast<size_t>(2 + e); }
+  size_t down(int64_t e) const { return static_cast<size_t>(2 + experts + e); }
+  size_t up_bias(int64_t e) const { return static_cast<size_t>(2 + 2 * experts + e); }
+  size_t down_bias(int64_t e) const { return static_cast<size_t>(2 + 3 * experts + e); }
+  size_t count() const { return static_cast<size_t>(2 + (bias ? 4 : 2) * experts); }
+  at::TensorList downs(at::TensorList tensors) const { return tensors.slice(down(0), static_cast<size_t>(experts)); }
+};
+
+class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, at::TensorList tensors, const Dispatch& to,
+                            const std::string& activation_name, bool bias) {
+    const TraceSpan span("dovetail::experts");
+    const Places at{.experts = to.experts(), .bias = bias};
+    const auto activation = activation_operation(activation_name);
+    const at::Tensor &x = tensors[Places::kX], &weight = tensors[Places::kWeight];
+    const at::Tensor row_weight = weight.reshape(-1).index_select(0, to.choice);
+    const auto runs = runs_of_width(at.downs(tensors));
+    const variable_list h = matrices(to, runs, up_width(activation_name, 1), x.options());
+    const ByExpert token(to, to.token), weights(to, row_weight), h_of(to, runs, h);
+
+    std::vector<GemmCall> calls;
+    for (int64_t e = 0; e < at.experts; ++e)
+      calls.push_back(
+          {h_of[e],
+           x,
+           tensors[at.up(e)],
+           {.transpose_b = true, .bias = bias ? tensors[at.up_bias(e)] : at::Tensor(), .a_rows = token[e]}});
+    gemm_group(calls);
+    variable_list a;
+    for (const at::Tensor& matrix : h) a.push_back(activation->apply(matrix));
+    const ByExpert a_of(to, runs, a);
+    const at::Tensor y = at::zeros(x.sizes(), weight.options());
+    calls.clear();
+    for (int64_t e = 0; e < at.experts; ++e)
+      calls.push_back({y,
+                       a_of[e],
+                       tensors[at.down(e)],
+                       {.transpose_b = true,
+                        .accumulate = true,
+                        .bias = bias ? tensors[at.down_bias(e)] : at::Tensor(),
+                        .c_rows = token[e],
+                        .c_weights = weights[e]}});
+    gemm_group(calls);
+
+    variable_list kept = tensors.vec();
+    kept.insert(kept.end(), {row_weight, to.choice, to.token});
+    kept.insert(kept.end(), h.begin(), h.end());
+    context->save_for_backward(kept);
+    context->saved_data["begin"] = to.begin;
+    context->saved_data["activation"] = activation_name;
+    context->saved_data["bias"] = bias;
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const TraceSpan span("dovetail::experts_backward");
+    const auto begin = context->saved_data["begin"].toIntVector();
+    const Places at{.experts = static_cast<int64_t>(begin.size()) - 1, .bias = context->saved_data["bias"].toBool()};
+    const auto saved = context->get_saved_variables();
+    const at::TensorList extra = at::TensorList(saved).slice(at.count()), h = extra.slice(3);
+    const Dispatch to{.begin = begin, .choice = extra[1], .token = extra[2]};
+    const auto activation = activation_operation(context->saved_data["activation"].toStringRef());
+    const at::Tensor &x = saved[Places::kX], &weight = saved[Places::kWeight], &row_weight = extra[0];
+    const at::Tensor dy = gradients[0].to(x.scalar_type()).contiguous();
+    const auto runs = runs_of_width(at.downs(saved));
+    const ByExpert token(to, to.token), weights(to, row_weight);
+    const auto wanted = [context](size_t place) { return context->needs_input_grad(place); };
+
+    variable_list a, da = matrices(to, runs, 1, x.options()), dh;
+    const ByExpert da_of(to, runs, da);
+    std::vector<GemmCall> calls;
+    for (int64_t e = 0; e < at.experts; ++e) calls.push_back({da_of[e], dy, saved[at.down(e)], {.a_rows = token[e]}});
+    gemm_group(calls);
+    at::Tensor row_dweight = at::empty(row_weight.sizes(), row_weight.options());
+    for (size_t i = 0; i < runs.size(); ++i) {
+      a.push_back(activation->apply(h[i]));
+      const int64_t first = to.first_row(runs[i].first);
+      weigh(row_weight.narrow(0, first, a[i].size(0)), a[i], da[i], row_dweight.narrow(0, first, a[i].size(0)));
+      dh.push_back(activation_gradient(*activation, h[i], da[i]));
+    }
+
+    if (at.bias) {  // of which the weights' gradients are products too
+      const ByExpert dweight(to, row_dweight);
+      for (int64_t e = 0; e < at.experts; ++e)
+        dweight[e].add_(gemm(dy, saved[at.down_bias(e)].unsqueeze(1), {.a_rows = token[e]}).squeeze(1));
+    }
+
+    const ByExpert a_of(to, runs, a), dh_of(to, runs, dh);
+    variable_list out(at.count() + 3);  // and the other arguments'
+    calls.clear();
+    at::Tensor dx;
+    if (wanted(Places::kX)) dx = at::zeros(x.sizes(), weight.options());
+    for (int64_t e = 0; e < at.experts; ++e) {
+      if (dx.defined()) calls.push_back({dx, dh_of[e], saved[at.up(e)], {.accumulate = true, .c_rows = token[e]}});
+    }
+    for (int64_t e = 0; e < at.experts; ++e) {
+      if (at.bias) out[at.down_bias(e)] = at::empty({x.size(1)}, x.options());
+      if (at.bias) out[at.up_bias(e)] = at::empty({dh_of[e].size(1)}, x.options());
+      for (const size_t place : {at.down(e), at.up(e)}) out[place] = at::empty(saved[place].sizes(), x.options());
+      calls.push_back({out[at.down(e)], dy, a_of[e], {.transpose_a = true, .a_rows = token[e]}});
+      calls.push_back(
+          {out[at.up(e)],
+           dh_of[e],
+           x,
+           {.transpose_a = true, .row_sums = at.bias ? out[at.up_bias(e)] : at::Tensor(), .b_rows = token[e]}});
+      if (at.bias)
+        calls.push_back({out[at.down_bias(e)].unsqueeze(0),
+                         weights[e].to(dy.scalar_type()).unsqueeze(0),
+                         dy,
+                         {.b_rows = token[e]}});
+    }
+    gemm_group(calls);
+    if (dx.defined()) out[Places::kX] = dx.to(x.scalar_type());
+    out[Places::kWeight] = at::zeros(weight.sizes(), weight.options());
+    out[Places::kWeight].view(-1).index_copy_(0, to.choice, row_dweight);
+    return out;
+  }
+};
+
+void check_expert(const at::Tensor& x, const ExpertWeights& experts, size_t e) {
+  const at::Tensor &up = experts.up[e], &down = experts.down[e];
+  const int64_t width = down.dim() == 2 ? down.size(1) : -1;
+  user_check(down.dim() == 2 && down.size(0) == x.size(1), "experts: down of expert {} must be [{}, width], but is {}",
+             e, x.size(1), describe(down));
+  user_check(up.dim() == 2 && up.size(0) == up_width(experts.activation, width) && up.size(1) == x.size(1),
+             "experts: up of expert {} must be [{}, {}], but is {}", e, up_width(experts.activation, width), x.size(1),
+             describe(up));
+  user_check(up.scalar_type() == x.scalar_type() && down.scalar_type() == x.scalar_type(),
+             "experts: x and the experts must share one dtype: x is {}, up of expert {} is {}, down {}", describe(x), e,
+             describe(up), describe(down));
+}
+
+}  // namespace
+
+at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
+                        const ExpertWeights& experts) {
+  user_check(x.dim() == 2 && weight.dim() == 2 && weight.size(0) == x.size(0),
+             "experts: x must be (T, C) and weight (T, k): x is {}, weight is {}", describe(x), describe(weight));
+  user_check(x.is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16) &&
+                 weight.scalar_type() == at::kFloat,
+             "experts: x must be float32 or bfloat16 on the CPU and weight float32: x is {}, weight is {}", describe(x),
+             describe(weight));
+  const size_t count = experts.experts();
+  user_check(static_cast<int64_t>(count) == to.experts() && experts.down.size() == count,
+             "experts: {} rows of choices for {} up and {} down matrices", to.experts(), count, experts.down.size());
+  for (size_t e = 0; e < count; ++e) check_expert(x, experts, e);
+  const bool bias = !experts.up_bias.empty();
+  user_check(experts.up_bias.size() == (bias ? count : 0) && experts.down_bias.size() == experts.up_bias.size(),
+             "experts: {} experts have {} biases of up and {} of down", count, experts.up_bias.size(),
+             experts.down_bias.size());
+  variable_list tensors = {x.contiguous(), weight};
+  for (const auto* list : {&experts.up, &experts.down, &experts.up_bias, &experts.down_bias})
+    tensors.insert(tensors.end(), list->begin(), list->end());
+  return ExpertsFunction::apply(at::TensorList(tensors), to, experts.activation, bias);
+}
+
+}  // namespace dovetail::moe

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "dovetail/moe/dispatch.h"
+
+namespace dovetail::moe {
+
+/// The weights of E feed-forwards, each of its own width f_e: up[e] (up_width(activation, f_e), C), down[e] (C, f_e),
+/// up_bias[e] (up_width), down_bias[e] (C); all of one dtype; no biases: empty.
+struct ExpertWeights {
+  std::string activation;  ///< "swiglu", "gelu" or "relu2"
+  std::vector<at::Tensor> up, down, up_bias, down_bias;
+
+  size_t experts() const { return up.size(); }
+};
+
+/// y[t] = sum over the choices of token t that `to` holds of weight * down(activation(up(x[t]))), of the choice's
+/// expert.
+///
+/// x (T, C) float32 or bfloat16 on the CPU, in the dtype of the experts; weight (T, k) and y (T, C) float32. No
+/// expert's rows are padded (MegaBlocks' dropless experts, Gale et al. 2022), and in float32 none are copied: products
+/// read tokens where they lie and add into where they go. In bfloat16, whose products are oneDNN's, one expert's rows
+/// are copied at a time. Kept for backward: x and what `up` made. Sums are in float32, a token's experts in their
+/// order. Throws UserError naming the tensor.
+at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
+                        const ExpertWeights& experts);
+
+}  // namespace dovetail::moe
