@@ -4,12 +4,12 @@ usage: ./dev bench moe [--threads N] [--rounds N] [--dtypes fp32,bf16] [--activa
                        [--out FILE]
 
 Forward and backward, routing included, of T 4096 tokens of width 512 through experts of width 1024 (E 16, k 2) and 256
-(E 64, k 8). Sides take turns within a round, and the median over rounds of a side's time over the dense side's in the same
-round counts: the dense feed-forward of width k x ff from the same kernels (the engine's best, same activation);
-Dovetail's mixture; and mixtures of PyTorch's operators with PyTorch's router: the loop with index_add, one product per slice
-of sorted rows, torch._grouped_mm, and rows padded to the largest load with bmm. Gradients stay where an optimizer reads
-them, one tensor per parameter; freed memory is kept, for every side. Claims: the mixture takes at most 1.05 and 1.10 times the dense side's time. Exit code 1 when
-one does not hold, as with DOVETAIL_DISABLE=experts.
+(E 64, k 8). Sides take turns within a round, and the best round of each counts; the median of the rounds' ratios stands
+beside it. The sides: the dense feed-forward of width k x ff from the same kernels (the engine's best, same activation);
+Dovetail's mixture; mixtures of PyTorch's operators with PyTorch's router and our activation: the loop with index_add,
+one product per slice of sorted rows, torch._grouped_mm, and rows padded to the largest load with bmm. Gradients stay
+where an optimizer reads them, one tensor per parameter; freed memory is kept, for every side. Claims: the mixture takes
+at most 1.05 and 1.10 times the dense side's time. Exit code 1 when one does not hold, as with DOVETAIL_DISABLE=experts.
 """
 
 import argparse
@@ -210,7 +210,16 @@ def measure_shape(options, shape: dict, dtype: str) -> dict:
     }
 
 
+def machine() -> dict:
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
+    return {"cpu": name, "simd": torch.backends.cpu.get_cpu_capability(), "load_average": os.getloadavg()[0]}
+
+
 def report(result: dict) -> bool:
+    here = result["machine"]
+    print(f"moe {result['activation']}, {TOKENS} tokens of width {WIDTH}, best of {result['rounds']} rounds")
+    print(f"{here['cpu']}, {here['simd']}, {result['threads']} threads, load {here['load_average']:.2f}")
     holds = True
     for line in result["results"]:
         print(f"{line['shape']} {line['dtype']}{'':8}ms  GFLOP/s  of dense (best)  of dense (median)")
