@@ -252,12 +252,8 @@ def main() -> int:
             parser.error(f'"{name}" is none of {", ".join(known)}')
     torch.set_num_threads(options.threads)
     keep_freed_memory()
-    result = {
-        "benchmark": "moe",
-        "threads": options.threads,
-        "rounds": options.rounds,
-        "activation": options.activation,
-    }
+    result = {"benchmark": "moe", "machine": machine()}
+    result |= {name: getattr(options, name) for name in ["threads", "rounds", "activation"]}
     result["results"] = [measure_shape(options, shape, dtype) for dtype in options.dtypes for shape in SHAPES]
     holds = report(result)
     if options.out:
