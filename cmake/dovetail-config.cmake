@@ -26,5 +26,5 @@ target_link_libraries(dovetail::models INTERFACE dovetail::io dovetail::mx dovet
 target_link_libraries(dovetail::mx INTERFACE dovetail::ops dovetail::base)
 target_link_libraries(dovetail::io INTERFACE dovetail::base)
 target_link_libraries(dovetail::ops INTERFACE dovetail::base)
-target_link_libraries(dovetail::comm INTERFACE dovetail::base)
+target_link_libraries(dovetail::comm INTERFACE dovetail::mx dovetail::base)
 target_link_libraries(dovetail::data INTERFACE dovetail::base)

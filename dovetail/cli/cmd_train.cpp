@@ -41,7 +41,8 @@ class TrainCommand : public Command {
     if (quiet_) set_log_level(LogLevel::kQuiet);
     keep_freed_memory();
     const RunConfig config = load_run_config(config_, overrides_);
-    const auto group = world_from_environment({.cuda = config.run.device == "cuda"});
+    const auto group =
+        world_from_environment({.timeout_s = config.comm.timeout_s, .cuda = config.run.device == "cuda"});
     const TrainResult result =
         train(config, group, {.dry_run = dry_run_, .resume = !fresh_ || restarted_by_torchrun(), .quiet = quiet_});
     if (json_) print_json(to_json(config, result));

@@ -22,6 +22,28 @@
 #include "dovetail/comm/gloo_group.h"
 
 namespace dovetail {
+
+void check_all_to_all(const at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& receive,
+                      const std::vector<int64_t>& send, int size) {
+  const auto check_rows = [&](const at::Tensor& tensor, const std::vector<int64_t>& rows, const char* what) {
+    DOVETAIL_CHECK(rows.size() == static_cast<size_t>(size), "all_to_all: {} counts of rows to {} for {} ranks",
+                   rows.size(), what, size);
+    int64_t sum = 0;
+    for (const int64_t count : rows) {
+      DOVETAIL_CHECK(count >= 0, "all_to_all: {} rows to {}", count, what);
+      sum += count;
+    }
+    DOVETAIL_CHECK(tensor.dim() >= 1 && tensor.size(0) == sum, "all_to_all: a tensor of {} rows for {} to {}",
+                   tensor.dim() == 0 ? 0 : tensor.size(0), sum, what);
+  };
+  check_rows(input, send, "send");
+  check_rows(output, receive, "receive");
+  DOVETAIL_CHECK(input.scalar_type() == output.scalar_type() && input.sizes().slice(1) == output.sizes().slice(1),
+                 "all_to_all: rows of {} {} into rows of {} {}", c10::toString(input.scalar_type()),
+                 fmt::join(input.sizes().slice(1), " x "), c10::toString(output.scalar_type()),
+                 fmt::join(output.sizes().slice(1), " x "));
+}
+
 namespace {
 
 class GroupOfOne final : public Group {
@@ -33,8 +55,22 @@ class GroupOfOne final : public Group {
   void broadcast(at::Tensor&, int root) override { DOVETAIL_CHECK(root == 0, "broadcast: there is no rank {}", root); }
   std::vector<at::Tensor> all_gather(const at::Tensor& tensor) override { return {tensor.detach().clone()}; }
   void barrier() override {}
+  std::unique_ptr<Work> all_to_all_async(at::Tensor output, const at::Tensor& input,
+                                         const std::vector<int64_t>& receive,
+                                         const std::vector<int64_t>& send) override {
+    check_all_to_all(output, input, receive, send, 1);
+    output.detach().copy_(input.detach());
+    ++calls_;
+    return std::make_unique<NoWork>();
+  }
+  Traffic all_to_all_traffic() const override { return {.calls = calls_}; }
+  std::shared_ptr<Group> split(const std::vector<std::vector<int>>& parts) override {
+    DOVETAIL_CHECK(parts == std::vector<std::vector<int>>{{0}}, "split: a group of one rank has one part");
+    return std::make_shared<GroupOfOne>();
+  }
 
  private:
+  int64_t calls_ = 0;
   class NoWork final : public Work {
     void wait() override {}
   };
@@ -96,6 +132,8 @@ c10::intrusive_ptr<c10d::Store> connect_store(int rank, int size, double timeout
 }
 
 }  // namespace
+
+std::shared_ptr<Group> make_group_of_one() { return std::make_shared<GroupOfOne>(); }
 
 std::shared_ptr<Group> world_from_environment(const GroupOptions& options) {
   const auto given_rank = optional("RANK", ""), given_size = optional("WORLD_SIZE", "");

@@ -42,6 +42,33 @@ class Group {
   virtual std::vector<at::Tensor> all_gather(
       const at::Tensor& tensor) = 0;  ///< any dtype; result[r] is rank r's, a copy
   virtual void barrier() = 0;
+
+  /// Rows to and from every rank: rows [send[0] + ... + send[r-1], ... + send[r]) of `input` arrive on rank r, which
+  /// finds them in its `output` after those of all lower ranks.
+  ///
+  /// input    (sum of send, ...), any dtype; output (sum of receive, ...), as input otherwise. Counts may be 0, also
+  ///          all of them. receive[r] is rank r's send[rank()]: `exchange_sizes` (comm/all_to_all.h) tells.
+  /// Counts that disagree are not noticed here: Gloo ends the process.
+  /// Every rank of the group calls it, also one without rows. Steps: 1, all pairs at once. Bytes sent: those of the
+  /// rows for other ranks, in n - 1 messages.
+  virtual std::unique_ptr<Work> all_to_all_async(at::Tensor output, const at::Tensor& input,
+                                                 const std::vector<int64_t>& receive,
+                                                 const std::vector<int64_t>& send) = 0;
+
+  /// What all-to-alls cost this rank since the group was made, without the rows that stay here.
+  struct Traffic {
+    int64_t calls = 0, bytes_sent = 0, bytes_received = 0;
+    double waited_s = 0;  ///< that this rank waited for them: communication that nothing hid
+  };
+  virtual Traffic all_to_all_traffic() const = 0;
+
+  /// The group of those ranks of this one that stand in one of `parts` with this rank, in the order they stand there.
+  ///
+  /// All ranks of the group pass the same parts, in which each rank stands once (InternalError otherwise), and make
+  /// the same splits in the same order. It has connections of its own, so its calls need no order with those of this
+  /// group; one thread uses both. A failure in one of them ends all groups that come from one world, on every rank,
+  /// and errors name ranks of the world.
+  virtual std::shared_ptr<Group> split(const std::vector<std::vector<int>>& parts) = 0;
 };
 
 /// A failure of the network or of another rank: the command exits with 1 and torchrun may restart the job.

@@ -15,34 +15,48 @@ namespace {
 
 constexpr const char* kCountKey = "notes";
 
-std::string key_of(int rank) { return fmt::format("note/{}", rank); }
+std::string failed_key(int rank) { return fmt::format("failed/{}", rank); }
+
+std::string text_of(c10d::Store& store, const std::string& key) {
+  const auto bytes = store.get(key);
+  return {bytes.begin(), bytes.end()};
+}
 
 }  // namespace
 
-RankBoard::RankBoard(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
-    : store_(std::move(store)), rank_(rank), size_(size) {}
+RankBoard::RankBoard(c10::intrusive_ptr<c10d::Store> store, std::string group, int rank, std::vector<int> ranks)
+    : store_(std::move(store)), group_(std::move(group)), rank_(rank), ranks_(std::move(ranks)) {}
 RankBoard::~RankBoard() = default;
 
-void RankBoard::post(const std::string& note) {
+std::string RankBoard::left_key(int rank) const { return fmt::format("left/{}/{}", group_, rank); }
+
+void RankBoard::post(const std::string& key, const std::string& note) {
   try {
-    store_->set(key_of(rank_), std::vector<uint8_t>(note.begin(), note.end()));
+    store_->set(key, std::vector<uint8_t>(note.begin(), note.end()));
     store_->add(kCountKey, 1);       // answered after `set` is done, so the note is there before any connection closes
   } catch (const std::exception&) {  // the store is gone: there is nobody to tell
   }
 }
 
-void RankBoard::post_left(int64_t calls) { post(fmt::format("left {}", calls)); }
-void RankBoard::post_failed(const std::set<int>& blamed) { post(fmt::format("failed {}", fmt::join(blamed, " "))); }
+void RankBoard::post_left(int64_t calls) { post(left_key(rank_), fmt::format("{}", calls)); }
+void RankBoard::post_failed(const std::set<int>& blamed) {
+  post(failed_key(rank_), fmt::format("{}", fmt::join(blamed, " ")));
+}
+
+bool RankBoard::has_note(int rank) const {
+  return store_->check({failed_key(rank)}) || store_->check({left_key(rank)});
+}
 
 RankBoard::Note RankBoard::note_of(int rank) const {
-  if (!store_->check({key_of(rank)})) return {};
-  const auto bytes = store_->get(key_of(rank));
-  std::istringstream text(std::string(bytes.begin(), bytes.end()));
-  std::string kind;
-  text >> kind;
-  Note note{.kind = kind == "left" ? Kind::kLeft : Kind::kFailed};
-  if (note.kind == Kind::kLeft) text >> note.calls;
-  for (int r = 0; note.kind == Kind::kFailed && text >> r;) note.blamed.insert(r);
+  Note note;
+  if (store_->check({failed_key(rank)})) {
+    note.kind = Kind::kFailed;
+    std::istringstream text(text_of(*store_, failed_key(rank)));
+    for (int r = 0; text >> r;) note.blamed.insert(r);
+  } else if (store_->check({left_key(rank)})) {
+    note.kind = Kind::kLeft;
+    std::istringstream(text_of(*store_, left_key(rank))) >> note.calls;
+  }
   return note;
 }
 
@@ -50,7 +64,7 @@ RankBoard::Verdict RankBoard::judge(int64_t call, const std::set<int>& closed) c
   Verdict verdict;
   try {
     if (closed.empty() && !store_->check({kCountKey})) return verdict;  // the usual case, in one request
-    for (int r = 0; r < size_; ++r) {
+    for (const int r : ranks_) {
       if (r == rank_) continue;
       const auto note = note_of(r);
       verdict.broken |= note.kind == Kind::kFailed;
@@ -69,11 +83,11 @@ RankBoard::Verdict RankBoard::judge(int64_t call, const std::set<int>& closed) c
 std::set<int> RankBoard::silent(double grace_s) const {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(grace_s);
   std::set<int> missing;
-  for (int r = 0; r < size_; ++r)
+  for (const int r : ranks_)
     if (r != rank_) missing.insert(r);
   try {
     while (true) {
-      std::erase_if(missing, [&](int r) { return store_->check({key_of(r)}); });
+      std::erase_if(missing, [&](int r) { return has_note(r); });
       if (missing.empty() || std::chrono::steady_clock::now() >= deadline) return missing;
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }

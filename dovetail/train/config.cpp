@@ -116,6 +116,15 @@ void TrainSection::describe(Section& s) {
   s.value("time_limit_s", time_limit_s, "Save and stop after this long; 0: no limit").unit("s").range(0, 1e9);
 }
 
+void CommSection::describe(Section& s) {
+  s.value(
+       "timeout_s", timeout_s,
+       "How long a rank may be silent in a collective, or in finding the others, before the job ends and names it; a "
+       "dead one is noticed at once")
+      .unit("s")
+      .range(1, 1e5);
+}
+
 void OptimizerSection::describe(Section& s) {
   s.value("name", name, "AdamW (Loshchilov and Hutter 2019), FP32 master weights under BF16").choices({"adamw"});
   s.value("lr", lr, "Highest learning rate, after the warm-up").above(0);
@@ -202,6 +211,7 @@ void RunConfig::describe(Section& s) {
   s.section("checkpoint", checkpoint, "What is saved, when");
   s.section("eval", eval, "Validation while training");
   s.section("log", log, "Events, traces and samples");
+  s.section("comm", comm, "Ranks and how they talk");
 }
 
 RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& overrides) {

@@ -89,6 +89,11 @@ struct LogSection {
   void describe(Section& s);
 };
 
+struct CommSection {
+  double timeout_s = 60;
+  void describe(Section& s);
+};
+
 struct RunConfig {
   RunSection run;
   ModelConfig model;
@@ -100,6 +105,7 @@ struct RunConfig {
   CheckpointSection checkpoint;
   EvalSection eval;
   LogSection log;
+  CommSection comm;
   void describe(Section& s);
   std::filesystem::path folder() const { return run.folder.empty() ? "runs/" + run.name : run.folder; }
 };

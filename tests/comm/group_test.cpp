@@ -214,6 +214,11 @@ TEST(DeadRank, EveryCollectiveNoticesAndTheGroupStaysUnusable) {
          auto t = torch::ones({4});
          g.broadcast(t, 1);
        }},
+      {"all_to_all",
+       [](Group& g) {
+         auto t = torch::ones({3});
+         g.all_to_all_async(t.clone(), t, {1, 1, 1}, {1, 1, 1})->wait();
+       }},
       {"all_reduce", [](Group& g) {
          auto t = torch::ones({4});
          g.all_reduce(t);
@@ -234,6 +239,36 @@ TEST(DeadRank, EveryCollectiveNoticesAndTheGroupStaysUnusable) {
     });
     EXPECT_EQ(errors[1], "");
     for (const int r : {0, 2}) EXPECT_THAT(errors[static_cast<size_t>(r)], HasSubstr("failed before: " + name));
+  }
+}
+
+/// Of four ranks in two pairs one dies; the error of its pair ends the other pair's too, in the world's numbers.
+TEST(DeadRank, AFailureInASubgroupEndsAllGroups) {
+  for (int dead = 0; dead < 4; ++dead) {
+    std::vector<std::string> errors;
+    const double took = seconds_of([&] {
+      errors = run_ranks(4, [&](std::shared_ptr<Group> world) {
+        const auto row = world->split({{0, 1}, {2, 3}}), column = world->split({{0, 2}, {1, 3}});
+        auto tensor = torch::ones({1000});
+        row->all_reduce(tensor);
+        if (world->rank() == dead) return;
+        if (world->rank() / 2 == dead / 2) {
+          EXPECT_THROW(row->all_reduce(tensor), CommError);
+          std::string text;
+          try {
+            column->barrier();
+          } catch (const CommError& error) {
+            text = error.what();
+          }
+          EXPECT_THAT(text, HasSubstr("failed before: all_reduce (call 2) among ranks"));
+        }
+        world->barrier();
+      });
+    });
+    EXPECT_LT(took, 20);
+    for (int r = 0; r < 4; ++r)
+      if (r != dead)
+        EXPECT_THAT(errors[static_cast<size_t>(r)], HasSubstr(fmt::format("rank {} stopped answering", dead)));
   }
 }
 
@@ -271,6 +306,33 @@ TEST(SilentRank, IsNamedAfterTheTimeout) {
                                   EXPECT_THAT(text, AllOf(HasSubstr("all_reduce (call 2)"), HasSubstr("rank 1 ")));
                                 },
                                 {.timeout_s = 1});
+  EXPECT_THAT(errors, ElementsAre("", "", ""));
+}
+
+TEST(SilentRank, InAnAllToAllOfASubgroupIsNamedAfterTheTimeout) {
+  std::atomic<int> done = 0;
+  const auto errors = run_ranks(
+      3,
+      [&](std::shared_ptr<Group> world) {
+        const auto pair = world->split({{0}, {1, 2}});
+        if (world->rank() == 2) {
+          const auto x = torch::ones({2});
+          double took = 0;
+          took = seconds_of([&] {
+            try {
+              pair->all_to_all_async(x.clone(), x, {1, 1}, {1, 1})->wait();
+            } catch (const CommError& error) {
+              EXPECT_THAT(error.what(),
+                          AllOf(HasSubstr("all_to_all (call 1) among ranks 1, 2"), HasSubstr("rank 1 did not answer")));
+            }
+          });
+          EXPECT_GE(took, 0.9);
+          EXPECT_LT(took, 10);
+          ++done;
+        }
+        while (done < 1) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      },
+      {.timeout_s = 1});
   EXPECT_THAT(errors, ElementsAre("", "", ""));
 }
 

@@ -196,6 +196,13 @@ TEST(GradientReducer, SumsAreReducedWhileBackwardRuns) {
       void broadcast(at::Tensor& t, int root) override { inner->broadcast(t, root); }
       std::vector<at::Tensor> all_gather(const at::Tensor& t) override { return inner->all_gather(t); }
       void barrier() override { inner->barrier(); }
+      std::unique_ptr<Work> all_to_all_async(at::Tensor output, const at::Tensor& input,
+                                             const std::vector<int64_t>& receive,
+                                             const std::vector<int64_t>& send) override {
+        return inner->all_to_all_async(output, input, receive, send);
+      }
+      Traffic all_to_all_traffic() const override { return inner->all_to_all_traffic(); }
+      std::shared_ptr<Group> split(const std::vector<std::vector<int>>& parts) override { return inner->split(parts); }
     };
     auto counting = std::make_shared<Counting>();
     counting->inner = group;

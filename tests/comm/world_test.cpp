@@ -9,6 +9,8 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -16,7 +18,9 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
+#include "dovetail/comm/all_to_all.h"
 #include "dovetail/comm/group.h"
+#include "dovetail/comm/mesh.h"
 
 extern char** environ;
 
@@ -106,6 +110,42 @@ TEST(Rank, LosesOne) {
   }
 }
 
+double seconds_since_epoch() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+/// In a mesh of 2 x 2, each rank exchanges rows along its own expert axis while one is killed in the middle of it: the
+/// rank beside it notices in that all-to-all, those of the other row in a sum over the data axis or in the world.
+/// Each writes how long after the death it knew.
+TEST(Rank, LosesOneInAllToAll) {
+  if (!is_rank()) GTEST_SKIP() << "runs only as a rank of World.*";
+  const auto world = world_from_environment();
+  const Mesh mesh(world, {{"data", 2}, {"expert", 2}});
+  const int dead = std::atoi(std::getenv("DOVETAIL_TEST_DEAD"));
+  const std::string folder = std::getenv("DOVETAIL_TEST_FOLDER");
+  const auto& expert = mesh.group("expert");
+  const auto x = torch::ones({16 << 10, 256});  // 16 MB: takes long enough to be in the middle of it
+  auto gradient = torch::ones({1000});
+  std::thread killer;
+  world->barrier();
+  if (world->rank() == dead)
+    killer = std::thread([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(150));
+      std::ofstream(folder + "/death") << fmt::format("{:.6f}", seconds_since_epoch());
+      ::raise(SIGKILL);
+    });
+  try {
+    for (;;) {
+      all_to_all(x, expert);
+      mesh.group("data")->all_reduce(gradient);
+    }
+  } catch (const CommError& error) {
+    std::ofstream(fmt::format("{}/rank{}", folder, world->rank())) << fmt::format("{:.6f}", seconds_since_epoch());
+    EXPECT_THAT(error.what(), HasSubstr(fmt::format("rank {} stopped answering", dead)));
+  }
+  if (killer.joinable()) killer.join();
+}
+
 /// Rank 0 stops with its sockets full, so that rank 1 is in the middle of sending when rank 0 is killed. Gloo would
 /// leave that call asleep until the timeout.
 TEST(Rank, LosesOneThatDoesNotRead) {
@@ -146,6 +186,35 @@ TEST(World, AKilledProcessIsNamedByAllOthersAlsoWhenItIsRankZero) {
       EXPECT_TRUE(r == dead ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL : status == 0)
           << "rank " << r << ": " << status;
     }
+  }
+}
+
+TEST(World, ARankKilledInAllToAllIsNamedByAllOthersWithinASecond) {
+  if (is_rank()) GTEST_SKIP() << "this is a rank";
+  const World world(4);
+  for (int dead = 0; dead < 4; ++dead) {
+    std::string folder = testing::TempDir() + "all_to_all_XXXXXX";
+    ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+    const auto time_of = [&](const std::string& name) {
+      double time = 0;
+      std::ifstream(folder + "/" + name) >> time;
+      return time;
+    };
+    const auto statuses = world.run("LosesOneInAllToAll", dead,
+                                    {fmt::format("DOVETAIL_TEST_DEAD={}", dead), "DOVETAIL_TEST_FOLDER=" + folder});
+    for (int r = 0; r < 4; ++r) {
+      const int status = statuses[static_cast<size_t>(r)];
+      if (r == dead) {
+        EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << status;
+        continue;
+      }
+      EXPECT_EQ(status, 0) << "rank " << r;
+      const double after_s = time_of(fmt::format("rank{}", r)) - time_of("death");
+      EXPECT_GT(after_s, 0);
+      EXPECT_LT(after_s, 1.0) << "rank " << r << " of " << 4 << " when rank " << dead << " died";
+      RecordProperty(fmt::format("death_of_{}_known_by_{}_s", dead, r), fmt::format("{:.3f}", after_s));
+    }
+    std::filesystem::remove_all(folder);
   }
 }
 

@@ -1,0 +1,169 @@
+#include "dovetail/comm/all_to_all.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "dovetail/base/error.h"
+
+namespace dovetail {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// Encoded rows on their way, and what it takes to read them.
+struct Transfer {
+  Transfer(const at::Tensor& x, const Exchange& exchange, Payload payload)
+      : payload(payload), width(x.size(-1)), dtype(x.scalar_type()), pending(exchange.start(encode(x, payload))) {}
+  at::Tensor wait() { return decode(pending.wait(), payload, width, dtype); }
+
+  Payload payload;
+  int64_t width;
+  at::ScalarType dtype;
+  Exchange::Pending pending;
+};
+
+struct PendingRows::State : torch::CustomClassHolder {
+  State(const Exchange& exchange, const Payloads& payloads) : exchange(exchange), payloads(payloads) {}
+  Exchange exchange;
+  Payloads payloads;
+  std::unique_ptr<Transfer> forward, backward;
+};
+
+namespace {
+
+using State = PendingRows::State;
+
+c10::intrusive_ptr<State> state_of(AutogradContext* context) {
+  user_check(!at::GradMode::is_enabled(), "all_to_all: second derivatives are not supported");
+  return c10::static_intrusive_pointer_cast<State>(context->saved_data["state"].toCapsule());
+}
+
+/// The two ends of a transfer. A tensor without elements joins them in the graph: backward comes first to the end,
+/// which starts the gradients on their way, and last to the start, which waits for them.
+class TransferStart : public torch::autograd::Function<TransferStart> {
+ public:
+  /// `anchor` requires grad, so that the graph is there although x may not.
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& anchor,
+                            const c10::intrusive_ptr<State>& state) {
+    context->saved_data["state"] = c10::IValue::make_capsule(state);
+    state->forward = std::make_unique<Transfer>(x, state->exchange, state->payloads.forward);
+    return at::empty({0}, x.options());
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list&) {
+    const auto state = state_of(context);
+    const auto gradient = std::exchange(state->backward, nullptr)->wait();
+    return {context->needs_input_grad(0) ? gradient : at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+class TransferEnd : public torch::autograd::Function<TransferEnd> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& token, const c10::intrusive_ptr<State>& state) {
+    context->saved_data["state"] = c10::IValue::make_capsule(state);
+    return std::exchange(state->forward, nullptr)->wait();
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto state = state_of(context);
+    state->backward = std::make_unique<Transfer>(gradients[0], state->exchange.reversed(), state->payloads.backward);
+    return {at::empty({0}, gradients[0].options()), at::Tensor()};
+  }
+};
+
+void check_rows(const at::Tensor& x, const Exchange& exchange) {
+  DOVETAIL_CHECK(x.dim() >= 1 && x.size(0) == exchange.rows_sent(), "a tensor of {} rows for {} to send",
+                 x.dim() == 0 ? 0 : x.size(0), exchange.rows_sent());
+}
+
+Exchange even(const std::shared_ptr<Group>& group, int64_t rows) { return {group, even_splits(rows, group->size())}; }
+Exchange even(const NodeGroups& nodes, int64_t rows) { return Exchange::hierarchical_even(nodes, rows); }
+int ranks_of(const std::shared_ptr<Group>& group) { return group->size(); }
+int ranks_of(const NodeGroups& nodes) { return nodes.inside->size() * nodes.between->size(); }
+
+template <class Ranks>
+at::Tensor flexible(const at::Tensor& x, const Ranks& ranks, int64_t split_dim, int64_t concat_dim,
+                    const Payloads& payloads) {
+  const int64_t n = ranks_of(ranks);
+  user_check(x.dim() >= 2 && split_dim >= 0 && concat_dim >= 0 && split_dim < x.dim() && concat_dim < x.dim(),
+             "all_to_all: no dimensions {} and {} in a tensor of {}", split_dim, concat_dim, x.dim());
+  user_check(x.size(split_dim) % n == 0, "all_to_all: dimension {} of size {} does not divide over {} ranks", split_dim,
+             x.size(split_dim), n);
+  const auto parts = x.unflatten(split_dim, {n, x.size(split_dim) / n}).movedim(split_dim, 0);
+  const int64_t width = parts.size(-1);
+  const auto rows = parts.reshape({parts.numel() / std::max<int64_t>(width, 1), width});
+  const auto received = all_to_all_v(rows, even(ranks, rows.size(0)), payloads).view(parts.sizes());
+  return received.movedim(0, concat_dim).flatten(concat_dim, concat_dim + 1);
+}
+
+/// The sizes of a scatter: rows from the root alone.
+Splits from_root(const Group& group, const std::vector<int64_t>& rows, int root) {
+  const auto size = static_cast<size_t>(group.size());
+  DOVETAIL_CHECK(rows.size() == size && root >= 0 && root < group.size(), "{} sizes and root {} for {} ranks",
+                 rows.size(), root, size);
+  Splits splits{std::vector<int64_t>(size, 0), std::vector<int64_t>(size, 0)};
+  if (group.rank() == root) splits.send = rows;
+  splits.receive[static_cast<size_t>(root)] = rows[static_cast<size_t>(group.rank())];
+  return splits;
+}
+
+}  // namespace
+
+PendingRows::PendingRows(c10::intrusive_ptr<State> state, at::Tensor token)
+    : state_(std::move(state)), token_(std::move(token)) {}
+PendingRows::~PendingRows() = default;
+PendingRows::PendingRows(PendingRows&&) noexcept = default;
+PendingRows& PendingRows::operator=(PendingRows&&) noexcept = default;
+
+at::Tensor PendingRows::wait() {
+  DOVETAIL_CHECK(state_ && state_->forward, "rows that are not under way");
+  return token_.defined() ? TransferEnd::apply(token_, state_) : std::exchange(state_->forward, nullptr)->wait();
+}
+
+PendingRows start_all_to_all(const at::Tensor& x, const Exchange& exchange, const Payloads& payloads) {
+  check_rows(x, exchange);
+  auto state = c10::make_intrusive<State>(exchange, payloads);
+  if (at::GradMode::is_enabled() && x.is_floating_point()) {
+    const auto anchor = at::empty({0}, x.options()).set_requires_grad(true);
+    auto token = TransferStart::apply(x, anchor, state);
+    return {std::move(state), std::move(token)};
+  }
+  state->forward = std::make_unique<Transfer>(x, exchange, payloads.forward);
+  return {std::move(state), at::Tensor()};
+}
+
+at::Tensor all_to_all_v(const at::Tensor& x, const Exchange& exchange, const Payloads& payloads) {
+  return start_all_to_all(x, exchange, payloads).wait();
+}
+
+at::Tensor all_to_all(const at::Tensor& x, const std::shared_ptr<Group>& group, const Payloads& payloads) {
+  return all_to_all_v(x, even(group, x.size(0)), payloads);
+}
+at::Tensor all_to_all(const at::Tensor& x, const NodeGroups& nodes, const Payloads& payloads) {
+  return all_to_all_v(x, even(nodes, x.size(0)), payloads);
+}
+
+at::Tensor all_to_all_flexible(const at::Tensor& x, const std::shared_ptr<Group>& group, int64_t split_dim,
+                               int64_t concat_dim, const Payloads& payloads) {
+  return flexible(x, group, split_dim, concat_dim, payloads);
+}
+at::Tensor all_to_all_flexible(const at::Tensor& x, const NodeGroups& nodes, int64_t split_dim, int64_t concat_dim,
+                               const Payloads& payloads) {
+  return flexible(x, nodes, split_dim, concat_dim, payloads);
+}
+
+at::Tensor scatter_rows(const at::Tensor& x, const std::shared_ptr<Group>& group, const std::vector<int64_t>& rows,
+                        int root) {
+  return all_to_all_v(x, Exchange(group, from_root(*group, rows, root)));
+}
+
+at::Tensor gather_rows(const at::Tensor& x, const std::shared_ptr<Group>& group, const std::vector<int64_t>& rows,
+                       int root) {
+  return all_to_all_v(x, Exchange(group, from_root(*group, rows, root)).reversed());
+}
+
+}  // namespace dovetail

@@ -1,0 +1,87 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+
+#include "dovetail/base/machine.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/comm/cost_model.h"
+#include "dovetail/comm/exchange.h"
+
+namespace dovetail {
+namespace {
+
+constexpr int64_t kFitted[] = {64, 4096, 65536, 1 << 20, 4 << 20};
+constexpr int64_t kHeldOut[] = {1024, 16384, 262144, 2 << 20};
+
+/// Seconds of the slowest rank, median over `repeats`; ranks start together.
+double slowest(Group& group, int repeats, const std::function<void()>& work) {
+  std::vector<double> seconds;
+  for (int i = 0; i < repeats; ++i) {
+    group.barrier();
+    const double start = now_seconds();
+    work();
+    double longest = 0;
+    for (const auto& one : group.all_gather(at::full({1}, now_seconds() - start, at::kDouble)))
+      longest = std::max(longest, one.item<double>());
+    seconds.push_back(longest);
+  }
+  std::nth_element(seconds.begin(), seconds.begin() + repeats / 2, seconds.end());
+  return seconds[static_cast<size_t>(repeats / 2)];
+}
+
+std::vector<LinkSample> measure(Group& group, const auto& sizes) {
+  std::vector<LinkSample> samples;
+  for (const int64_t bytes : sizes) {
+    const double others = group.size() - 1;
+    const int repeats = bytes >= 1 << 20 ? 9 : 41;
+    samples.push_back({others, others * static_cast<double>(bytes), measure_all_to_all(group, bytes, repeats)});
+  }
+  return samples;
+}
+
+double measure_copy(Group& world) {
+  const auto x = at::zeros({512, 8, 1024});
+  return static_cast<double>(x.nbytes()) / slowest(world, 9, [&] { x.transpose(0, 1).contiguous(); });
+}
+
+double measure_product(Group& world, int64_t size, int repeats) {
+  const auto a = at::ones({size, size});
+  return slowest(world, repeats, [&] { at::mm(a, a); });
+}
+
+}  // namespace
+
+double measure_all_to_all(Group& group, int64_t bytes, int repeats) {
+  const auto x = at::zeros({group.size(), bytes}, at::kByte);
+  auto y = at::empty_like(x);
+  const std::vector<int64_t> one(static_cast<size_t>(group.size()), 1);
+  return slowest(group, repeats, [&] { group.all_to_all_async(y, x, one, one)->wait(); });
+}
+
+Calibration calibrate(Group& world, int ranks_per_node) {
+  Calibration result;
+  auto& model = result.model;
+  model.ranks_per_node = ranks_per_node;
+  const auto nodes = split_by_node(world, ranks_per_node);
+  if (ranks_per_node > 1) {
+    result.fitted = measure(*nodes.inside, kFitted);
+    result.held_out = measure(*nodes.inside, kHeldOut);
+    model.inside = fit_link(result.fitted);
+  }
+  if (nodes.between->size() > 1) model.between = fit_link(measure(*nodes.between, kFitted));
+  model.copy_bytes_per_s = measure_copy(world);
+  constexpr int64_t kLarge = 768, kSmall = 16;
+  model.call_s = measure_product(world, kSmall, 41);
+  model.flops = 2.0 * kLarge * kLarge * kLarge / measure_product(world, kLarge, 9);
+  model.source = fmt::format("measured on {} ranks of {}", world.size(), machine().cpu_name);
+  return result;
+}
+
+}  // namespace dovetail

@@ -1,0 +1,262 @@
+#include "dovetail/moe/simulate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "dovetail/base/error.h"
+
+namespace dovetail::moe {
+namespace {
+
+using Seconds = std::vector<double>;  // by rank
+
+/// How the ranks stand in nodes.
+struct Nodes {
+  int size, count;  // ranks of a node, nodes
+  Nodes(const CostModel& model, int ranks)
+      : size(std::min(ranks, model.ranks_per_node)), count(ranks / std::min(ranks, model.ranks_per_node)) {
+    user_check(ranks % size == 0, "simulate: {} ranks do not fill nodes of {}", ranks, size);
+    user_check(count == 1 || model.between.has_value(),
+               "simulate: {} ranks are {} nodes of {}, but the cost model has no link between nodes", ranks, count,
+               size);
+  }
+  int ranks() const { return size * count; }
+};
+
+/// A stage of an exchange: who must have started before a rank is done, and what sending and receiving take it.
+struct Stage {
+  enum class Among { kAll, kNode, kPlace } among;
+  Seconds copy, send, receive;
+};
+
+size_t index(int i) { return static_cast<size_t>(i); }
+
+Seconds run_stage(const Stage& stage, const Nodes& nodes, const Seconds& start) {
+  const auto group_of = [&](int rank) {
+    return stage.among == Stage::Among::kAll    ? 0
+           : stage.among == Stage::Among::kNode ? rank / nodes.size
+                                                : rank % nodes.size;
+  };
+  std::vector<double> last(index(nodes.ranks()), 0);  // by group
+  for (int r = 0; r < nodes.ranks(); ++r)
+    last[index(group_of(r))] = std::max(last[index(group_of(r))], start[index(r)] + stage.copy[index(r)]);
+  Seconds end(start.size());
+  for (int r = 0; r < nodes.ranks(); ++r) {
+    const size_t i = index(r);
+    end[i] = std::max(start[i] + stage.copy[i] + stage.send[i], last[index(group_of(r))] + stage.receive[i]);
+  }
+  return end;
+}
+
+/// The stages of an exchange in which every rank sends b[p] bytes to rank p.
+std::vector<Stage> dispatch_stages(const CostModel& model, const Nodes& nodes, AllToAllAlgorithm algorithm,
+                                   const std::vector<double>& b) {
+  const int ranks = nodes.ranks(), m = nodes.size, n = nodes.count;
+  const Link between = model.between.value_or(Link{.bytes_per_s = 1e30});
+  const double all = std::accumulate(b.begin(), b.end(), 0.0);
+  std::vector<double> of_node(index(n), 0), of_place(index(m), 0);
+  for (int p = 0; p < ranks; ++p) {
+    of_node[index(p / m)] += b[index(p)];
+    of_place[index(p % m)] += b[index(p)];
+  }
+  const Seconds none(index(ranks), 0);
+  if (algorithm != AllToAllAlgorithm::kHierarchical) {
+    Stage stage{Stage::Among::kAll, none, none, none};
+    for (int p = 0; p < ranks; ++p) {
+      const size_t i = index(p);
+      const double near = of_node[index(p / m)] - b[i], far = all - of_node[index(p / m)];
+      stage.send[i] = model.inside.seconds(m - 1, near) + between.seconds(ranks - m, far);
+      stage.receive[i] = model.inside.seconds(m - 1, (m - 1) * b[i]) + between.seconds(ranks - m, (ranks - m) * b[i]);
+    }
+    return {stage};
+  }
+  Stage inside{Stage::Among::kNode, none, none, none}, far{Stage::Among::kPlace, none, none, none};
+  for (int p = 0; p < ranks; ++p) {
+    const size_t i = index(p);
+    const double place = of_place[index(p % m)];
+    inside.copy[i] = all / model.copy_bytes_per_s;
+    inside.send[i] = model.inside.seconds(m - 1, all - place);
+    inside.receive[i] = model.inside.seconds(m - 1, (m - 1) * place);
+    far.copy[i] = m * place / model.copy_bytes_per_s;
+    far.send[i] = between.seconds(n - 1, m * (place - b[i]));
+    far.receive[i] = between.seconds(n - 1, (n - 1) * m * b[i]);
+  }
+  return {inside, far};
+}
+
+/// The same rows on their way back: stages in the other order, what was sent is received.
+std::vector<Stage> reversed(std::vector<Stage> stages) {
+  std::reverse(stages.begin(), stages.end());
+  for (auto& stage : stages) std::swap(stage.send, stage.receive);
+  return stages;
+}
+
+Seconds run(const std::vector<Stage>& stages, const Nodes& nodes, Seconds time) {
+  for (const auto& stage : stages) time = run_stage(stage, nodes, time);
+  return time;
+}
+
+/// What a plan makes of a load: rows and parameters by rank.
+struct Work {
+  std::vector<double> rows_to;    // by rank: from each rank, of a whole forward
+  std::vector<double> compute_s;  // by rank: of the rows that come, forward
+  double local_s = 0;             // of rows that stay: shadowed experts, or all of them
+  double parameters_s = 0;        // moving experts, once
+};
+
+class Builder {
+ public:
+  Builder(const CostModel& model, const LayerLoad& load, const LayerPlan& plan)
+      : model_(model), load_(load), plan_(plan), nodes_(model, load.ranks) {
+    const int w = load.ranks, e = load.experts;
+    user_check(w >= 1 && e >= 1 && (e % w == 0 || w % e == 0),
+               "simulate: {} experts and {} ranks: one must be a multiple of the other", e, w);
+    replicas_ = std::max(1, w / e);
+    user_check(plan.overlap >= 1 && plan.overlap <= 8, "simulate: overlap {} is not from 1 to 8", plan.overlap);
+    user_check(plan.shards >= 0 && (plan.shards == 0 || replicas_ % plan.shards == 0),
+               "simulate: r = {} does not divide the {} ranks of an expert", plan.shards, replicas_);
+    user_check(plan.shadowed >= 0 && plan.shadowed < e, "simulate: {} of {} experts shadowed", plan.shadowed, e);
+    double sum = 0;
+    for (int i = 0; i < e; ++i) sum += std::pow(i + 1.0, -load.skew);
+    for (int i = 0; i < e; ++i) share_.push_back(std::pow(i + 1.0, -load.skew) / sum);
+  }
+
+  const Nodes& nodes() const { return nodes_; }
+
+  Work build() const {
+    Work work{.rows_to = std::vector<double>(index(load_.ranks), 0),
+              .compute_s = std::vector<double>(index(load_.ranks), 0)};
+    if (plan_.shards == 0) {
+      for (int e = 0; e < load_.experts; ++e) work.local_s += expert_s(choices() * share_[index(e)], 1, 1);
+      work.parameters_s = gather_s(load_.ranks, load_.experts * expert_bytes(), /*near=*/false);
+      return work;
+    }
+    for (int e = 0; e < plan_.shadowed; ++e) work.local_s += expert_s(choices() * share_[index(e)], 1, 1);
+    work.parameters_s = broadcast_s(plan_.shadowed * expert_bytes());
+    if (replicas_ > plan_.shards)
+      work.parameters_s += gather_s(replicas_ / plan_.shards, expert_bytes() / plan_.shards, /*near=*/true);
+    for (int p = 0; p < load_.ranks; ++p) add_rank(work, p);
+    return work;
+  }
+
+ private:
+  double choices() const { return static_cast<double>(load_.tokens) * load_.top_k; }
+  double expert_bytes() const {
+    return 2.0 * static_cast<double>(load_.width) * static_cast<double>(load_.hidden) * load_.parameter_bytes;
+  }
+
+  /// Two products of `rows` rows with 1 / `shards` of an expert, in `pieces` pieces.
+  double expert_s(double rows, int shards, int pieces) const {
+    const double flops = 4.0 * rows * static_cast<double>(load_.width) * static_cast<double>(load_.hidden) / shards;
+    return 2.0 * pieces * model_.call_s + flops / model_.flops;
+  }
+
+  void add_rank(Work& work, int p) const {
+    const int per_rank = std::max(1, load_.experts / load_.ranks);
+    const int first = load_.experts >= load_.ranks ? p * per_rank : p / replicas_;
+    const int pieces = plan_.algorithm == AllToAllAlgorithm::kFlexible ? 1 : load_.ranks;
+    for (int e = std::max(first, plan_.shadowed); e < first + per_rank; ++e) {
+      // Of the expert's replicas each serves its part of the ranks.
+      const double from_each = choices() * share_[index(e)] * plan_.shards / replicas_;
+      work.rows_to[index(p)] += from_each;
+      work.compute_s[index(p)] += expert_s(from_each * load_.ranks, plan_.shards, pieces * plan_.overlap);
+    }
+  }
+
+  /// A ring of n ranks after which each has `bytes`, of which it had 1/n.
+  double gather_s(int n, double bytes, bool near) const {
+    if (n == 1) return 0;
+    const bool inside = nodes_.count == 1 || (near && replicas_ <= nodes_.size);
+    return (inside ? model_.inside : *model_.between).seconds(n - 1, bytes * (n - 1) / n);
+  }
+
+  /// A pipelined tree.
+  double broadcast_s(double bytes) const {
+    if (bytes == 0 || load_.ranks == 1) return 0;
+    return (nodes_.count == 1 ? model_.inside : *model_.between).seconds(std::ceil(std::log2(load_.ranks)), bytes);
+  }
+
+  const CostModel& model_;
+  const LayerLoad& load_;
+  const LayerPlan& plan_;
+  Nodes nodes_;
+  int replicas_ = 1;
+  std::vector<double> share_;
+};
+
+/// One direction of the layer. `work_factor` is 1 forward and 2 backward; experts move before forward, their gradients
+/// after backward.
+double pass_s(const std::vector<Stage>& there, const std::vector<Stage>& back, const Nodes& nodes, const Work& work,
+              int overlap, double work_factor) {
+  const bool forward = work_factor == 1;
+  const auto ranks = index(nodes.ranks());
+  Seconds comm(ranks, forward ? work.parameters_s : 0), compute(ranks, comm[0] + work_factor * work.local_s);
+  std::vector<Seconds> computed(index(overlap));
+  const auto dispatch = [&](int chunk) {
+    comm = run(there, nodes, comm);
+    for (size_t p = 0; p < ranks; ++p)
+      compute[p] = std::max(compute[p], comm[p]) + work_factor * work.compute_s[p] / overlap;
+    computed[index(chunk)] = compute;
+  };
+  const auto combine = [&](int chunk) {
+    for (size_t p = 0; p < ranks; ++p) comm[p] = std::max(comm[p], computed[index(chunk)][p]);
+    comm = run(back, nodes, comm);
+  };
+  for (int chunk = 0; chunk < overlap; ++chunk) {
+    dispatch(chunk);
+    if (chunk > 0) combine(chunk - 1);
+  }
+  combine(overlap - 1);
+  double end = 0;
+  for (size_t p = 0; p < ranks; ++p) end = std::max({end, comm[p], compute[p]});
+  return end + (forward ? 0 : work.parameters_s);
+}
+
+std::vector<double> chunk_bytes(const std::vector<double>& rows, double row_bytes, int overlap) {
+  auto bytes = rows;
+  for (auto& b : bytes) b *= row_bytes / overlap;
+  return bytes;
+}
+
+}  // namespace
+
+LayerTime simulate(const CostModel& model, const LayerLoad& load, const LayerPlan& plan) {
+  const Builder builder(model, load, plan);
+  const auto& nodes = builder.nodes();
+  const auto work = builder.build();
+  LayerTime time{.plan = plan};
+  const double busiest = *std::max_element(work.compute_s.begin(), work.compute_s.end());
+  time.compute_s = 3 * (busiest + work.local_s);
+  if (plan.shards == 0 || load.ranks == 1) {
+    time.forward_s = work.parameters_s + work.local_s + busiest;
+    time.backward_s = work.parameters_s + 2 * (work.local_s + busiest);
+    return time;
+  }
+  const auto stages = [&](double row_bytes) {
+    return dispatch_stages(model, nodes, plan.algorithm, chunk_bytes(work.rows_to, row_bytes, plan.overlap));
+  };
+  const auto there = stages(load.row_bytes), other = stages(load.other_row_bytes);
+  time.forward_s = pass_s(there, reversed(other), nodes, work, plan.overlap, 1);
+  time.backward_s = pass_s(other, reversed(other), nodes, work, plan.overlap, 2);
+  return time;
+}
+
+std::vector<LayerTime> simulate_all(const CostModel& model, const LayerLoad& load, int most_shadowed) {
+  std::vector<LayerTime> times = {simulate(model, load, {.shards = 0})};
+  const int replicas = std::max(1, load.ranks / load.experts);
+  for (const auto algorithm :
+       {AllToAllAlgorithm::kLinear, AllToAllAlgorithm::kHierarchical, AllToAllAlgorithm::kFlexible})
+    for (int overlap = 1; overlap <= 8; ++overlap)
+      for (int shards = 1; shards <= replicas; ++shards) {
+        if (replicas % shards != 0) continue;
+        for (int shadowed = 0; shadowed <= most_shadowed && shadowed < load.experts; shadowed += std::max(1, shadowed))
+          times.push_back(simulate(
+              model, load, {.algorithm = algorithm, .overlap = overlap, .shards = shards, .shadowed = shadowed}));
+      }
+  std::stable_sort(times.begin(), times.end(),
+                   [](const LayerTime& a, const LayerTime& b) { return a.total_s() < b.total_s(); });
+  return times;
+}
+
+}  // namespace dovetail::moe

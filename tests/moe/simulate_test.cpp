@@ -1,0 +1,137 @@
+#include "dovetail/moe/simulate.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "../comm/ranks.h"
+#include "dovetail/base/error.h"
+
+namespace dovetail::moe {
+namespace {
+
+CostModel cluster() {
+  return {.ranks_per_node = 4,
+          .inside = {.latency_s = 2e-6, .bytes_per_s = 1e11},
+          .between = Link{.latency_s = 1e-5, .bytes_per_s = 1e10},
+          .copy_bytes_per_s = 1e12,
+          .call_s = 1e-6,
+          .flops = 1e13,
+          .source = "a test"};
+}
+
+LayerLoad even_load(int ranks, int experts) {
+  return {.ranks = ranks,
+          .experts = experts,
+          .tokens = 1024,
+          .width = 512,
+          .hidden = 1024,
+          .top_k = 2,
+          .row_bytes = 1024,
+          .other_row_bytes = 1024,
+          .parameter_bytes = 2};
+}
+
+/// Without skew and overlap nothing waits: exchanges and products one after another, by their formulas.
+TEST(Simulate, AnEvenLoadWithoutOverlapIsTheSumOfItsParts) {
+  for (const int ranks : {4, 8, 64})
+    for (const auto algorithm :
+         {AllToAllAlgorithm::kLinear, AllToAllAlgorithm::kHierarchical, AllToAllAlgorithm::kFlexible}) {
+      const auto load = even_load(ranks, 2 * ranks);
+      const double rows = 1024.0 * 2, pieces = algorithm == AllToAllAlgorithm::kFlexible ? 1 : ranks;
+      const double exchange = all_to_all_seconds(cluster(), ranks, rows / ranks * 1024, algorithm);
+      const double compute = 2 * 2 * pieces * 1e-6 + rows * 4 * 512 * 1024 / 1e13;
+      const auto time = simulate(cluster(), load, {.algorithm = algorithm});
+      EXPECT_NEAR(time.forward_s, 2 * exchange + compute, 1e-9);
+      EXPECT_NEAR(time.backward_s, 2 * exchange + 2 * compute, 1e-9);
+      EXPECT_NEAR(time.compute_s, 3 * compute, 1e-9);
+    }
+}
+
+TEST(Simulate, DataParallelMovesExpertsAndNoRows) {
+  const auto load = even_load(8, 4);
+  const double compute = 4 * 2 * 1e-6 + 2048.0 * 4 * 512 * 1024 / 1e13;
+  const double gather = 7 * 1e-5 + 4 * (2.0 * 512 * 1024 * 2) * 7 / 8 / 1e10;
+  const auto time = simulate(cluster(), load, {.shards = 0});
+  EXPECT_NEAR(time.forward_s, gather + compute, 1e-9);
+  EXPECT_NEAR(time.backward_s, gather + 2 * compute, 1e-9);
+}
+
+/// Twice the shards: twice the rows on the way, no experts gathered when every rank of an expert is a shard.
+TEST(Simulate, ShardsTradeExpertsForRows) {
+  auto load = even_load(8, 2);
+  const auto seconds = [&](int shards) { return simulate(cluster(), load, {.shards = shards}).forward_s; };
+  load.hidden = 1 << 16;  // large experts: rather move rows
+  load.tokens = 64;
+  EXPECT_LT(seconds(4), seconds(1));
+  load.hidden = 64;  // small ones: rather move experts
+  load.tokens = 1 << 14;
+  EXPECT_GT(seconds(4), seconds(1));
+}
+
+TEST(Simulate, OverlapHidesTheShorterOfTheTwoStreams) {
+  auto model = cluster();
+  model.call_s = model.inside.latency_s = model.between->latency_s = 0;  // chunks cost nothing
+  const auto load = even_load(8, 8);
+  const auto serial = simulate(model, load, {.overlap = 1}), chunked = simulate(model, load, {.overlap = 8});
+  const double compute = serial.compute_s / 3, exchange = serial.forward_s - compute;
+  EXPECT_LT(chunked.forward_s, serial.forward_s);
+  EXPECT_GE(chunked.forward_s, std::max(compute, exchange));
+  EXPECT_NEAR(chunked.forward_s, std::max(compute, exchange) + std::min(compute, exchange) / 8,
+              0.15 * serial.forward_s);
+  // With latency there is a best degree, and more is worse.
+  model.between->latency_s = 1e-3;
+  EXPECT_GT(simulate(model, load, {.overlap = 8}).forward_s, simulate(model, load, {.overlap = 1}).forward_s);
+}
+
+TEST(Simulate, SkewWaitsForTheHottestExpertAndShadowingHelps) {
+  auto load = even_load(16, 16);
+  load.hidden = 64;  // experts cheap to send
+  load.tokens = 8192;
+  const double even = simulate(cluster(), load, {}).total_s();
+  load.skew = 1.0;
+  const auto skewed = simulate(cluster(), load, {}), shadowed = simulate(cluster(), load, {.shadowed = 1});
+  EXPECT_GT(skewed.total_s(), 1.5 * even);
+  EXPECT_LT(shadowed.total_s(), skewed.total_s());
+  // The busiest rank's rows are the first expert's share of all.
+  double sum = 0;
+  for (int e = 1; e <= 16; ++e) sum += 1.0 / e;
+  const double rows = 16 * 8192.0 * 2 / sum;
+  EXPECT_NEAR(skewed.compute_s, 3 * (2 * 16 * 1e-6 + rows * 4 * 512 * 64 / 1e13), 1e-9);
+}
+
+TEST(Simulate, ChoosesTheFastestOfAllPlansAlsoWith4096Ranks) {
+  const auto times = simulate_all(cluster(), even_load(64, 16), 2);
+  // Data parallel, and 3 algorithms x 8 degrees x r of 1, 2, 4 x 0, 1, 2 shadowed experts.
+  EXPECT_EQ(times.size(), 1U + 3 * 8 * 3 * 3);
+  for (size_t i = 1; i < times.size(); ++i) EXPECT_LE(times[i - 1].total_s(), times[i].total_s());
+  const auto large = simulate(cluster(), even_load(4096, 4096), {.algorithm = AllToAllAlgorithm::kHierarchical});
+  EXPECT_TRUE(std::isfinite(large.total_s()));
+  EXPECT_LT(large.total_s(), simulate(cluster(), even_load(4096, 4096), {}).total_s());
+}
+
+TEST(Simulate, WhatDoesNotFitIsRefused) {
+  EXPECT_THROW(simulate(cluster(), even_load(8, 12), {}), UserError);
+  EXPECT_THROW(simulate(cluster(), even_load(6, 6), {}), UserError);  // nodes of 4
+  EXPECT_THROW(simulate(cluster(), even_load(8, 8), {.overlap = 9}), UserError);
+  EXPECT_THROW(simulate(cluster(), even_load(8, 2), {.shards = 3}), UserError);
+  EXPECT_THROW(simulate(cluster(), even_load(8, 8), {.shadowed = 8}), UserError);
+  auto one_node = cluster();
+  one_node.between.reset();
+  EXPECT_THROW(simulate(one_node, even_load(8, 8), {}), UserError);
+}
+
+TEST(Simulate, TheLayerThatIsMeasuredRuns) {
+  expect_all_succeed(2, [&](std::shared_ptr<Group> group) {
+    const LayerLoad load{.ranks = 2, .experts = 2, .tokens = 64, .width = 16, .hidden = 32, .top_k = 2};
+    for (const int overlap : {1, 2, 4}) EXPECT_GT(measure_forward(group, load, overlap, 3), 0);
+    EXPECT_THROW(measure_forward(group, load, 3, 1), UserError);
+    group->barrier();
+  });
+}
+
+}  // namespace
+}  // namespace dovetail::moe
