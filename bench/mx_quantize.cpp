@@ -1,8 +1,9 @@
 // One side of bench/mx_quantize.py: quantizes and copies on request. It reads commands from its input, one a line, and
 // answers each with one line of JSON:
-//   time CASE DTYPE   CASE memcpy, row, column, both or new; DTYPE fp32 or bf16 -> {"seconds": ..., "bytes": ...}
-// memcpy, row, column and both write memory that is there; new is row with its allocation, as the peers do it. Bytes
-// are those read plus those written. The first line it prints says what it is.
+//   time CASE DTYPE   CASE memcpy, row, column, both, random or new; DTYPE fp32 or bf16
+//                     -> {"seconds": ..., "bytes": ...}
+// All but new write memory that is there; new is row with its allocation, as the peers do it; random is row with
+// stochastic rounding. Bytes are those read plus those written. The first line it prints says what it is.
 //
 // layer: mx
 #include <ATen/ATen.h>
@@ -56,11 +57,12 @@ class Bench {
       copy_bytes(x, copy_);
       return {{"seconds", now_seconds() - begin}, {"bytes", 2 * bytes}};
     }
-    user_check(name == "row" || name == "column" || name == "both" || name == "new",
-               "no case is named \"{}\"; use memcpy, row, column, both or new", name);
+    user_check(name == "row" || name == "column" || name == "both" || name == "random" || name == "new",
+               "no case is named \"{}\"; use memcpy, row, column, both, random or new", name);
     spec_.copies = name == "both"     ? mx::Copies::kRowAndColumn
                    : name == "column" ? mx::Copies::kColumn
                                       : mx::Copies::kRow;
+    spec_.rounding = name == "random" ? mx::Rounding::kStochastic : mx::Rounding::kNearestEven;
     double seconds = 0;
     if (name == "new") {
       const mx::Quantized out = mx::quantize(x, spec_);

@@ -1,13 +1,14 @@
 """Quantizing to MXFP8 on the CPU against memcpy and against torchao.
 
-usage: ./dev bench mx_quantize [--threads N] [--rounds N] [--size N] [--peers eager,compile] [--out FILE]
+usage: ./dev bench mx_quantize [--threads N] [--rounds N] [--size N] [--format e4m3] [--peers eager,compile]
+                               [--out FILE]
 
 A 4096 x 4096 tensor in FP32 and in BF16. Sides take turns within a round and the best round of each counts: memcpy;
 Dovetail row-wise, column-wise and both from one read, statistics on, into memory that is there, as memcpy's; row-wise
-with its allocation (`new`); torchao's `to_mx` (row-wise, round-up scales, no statistics), eager and under
-torch.compile, which allocate. Rates count the bytes read plus the bytes written, of every side. Claims
-are the shares of memcpy's rate and the ratios to torchao below; `DOVETAIL_SIMD=avx2` holds the kernels to the lower
-one. Exit code 1 when a claim does not hold.
+with stochastic rounding (`random`); row-wise with its allocation (`new`); torchao's `to_mx` (row-wise, round-up
+scales, no statistics), eager and under torch.compile, which allocate. Rates count the bytes read plus the bytes
+written, of every side. Claims are the shares of memcpy's rate and the ratios to torchao below; `DOVETAIL_SIMD=avx2`
+holds the kernels to the lower one. Exit code 1 when a claim does not hold.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ENGINE = ROOT / "build/release/bin/bench_mx_quantize"
-CASES = ["memcpy", "row", "column", "both", "new"]
+CASES = ["memcpy", "row", "column", "both", "random", "new"]
 CLAIMS = {"avx512": {"row": 0.60, "both": 0.40}, "avx2": {"row": 0.35}, "scalar": {}}
 PEER_CLAIMS = {"eager": 15.0, "compile": 2.0}
 
@@ -29,7 +30,7 @@ class Engine:
     """Our process, which does one thing on request."""
 
     def __init__(self, options):
-        command = [str(ENGINE), f"--threads={options.threads}", f"--size={options.size}"]
+        command = [str(ENGINE), f"--threads={options.threads}", f"--size={options.size}", f"--format={options.format}"]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT)
         self.info = self.reply()
@@ -94,6 +95,7 @@ def measure(options) -> dict:
     return {
         "benchmark": "mx_quantize",
         "size": options.size,
+        "format": options.format,
         "threads": options.threads,
         "rounds": options.rounds,
         "simd": engine.info["simd"],
@@ -114,7 +116,7 @@ def measure(options) -> dict:
 
 def report(result: dict) -> bool:
     machine = result["machine"]
-    print(f"mx_quantize {result['size']} x {result['size']}, e4m3, round_up, statistics on")
+    print(f"mx_quantize {result['size']} x {result['size']}, {result['format']}, round_up, statistics on")
     print(f"{machine['cpu']}, kernels on {result['simd']}, {result['threads']} threads, ", end="")
     print(f"load {machine['load_average']:.2f}, best of {result['rounds']} rounds")
     print(f"{'':14}{'ms':>9}{'GB/s':>8}{'of memcpy':>11}{'new is faster by':>18}")
@@ -140,6 +142,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--size", type=int, default=4096)
+    parser.add_argument("--format", default="e4m3", help="element format; the peers' is e4m3")
     parser.add_argument("--peers", default="eager,compile", help="torchao's sides, separated by commas; empty: none")
     parser.add_argument("--out", help="also write the result as JSON")
     options = parser.parse_args()

@@ -40,6 +40,7 @@ ARMS = {
     "mxfp6_e2m3": (["precision.recipe=mxfp6_e2m3"], False),
     "mxfp6_e3m2": (["precision.recipe=mxfp6_e3m2"], False),
     "mxfp4": (["precision.recipe=mxfp4"], False),
+    "mxfp4_stochastic": (["precision.recipe=mxfp4_stochastic"], False),
     "fp8_tensor": (["precision.recipe=fp8_tensor"], False),
     "fp8_tensor_delayed": (["precision.recipe=fp8_tensor_delayed"], False),
     "fp8_block": (["precision.recipe=fp8_block"], False),

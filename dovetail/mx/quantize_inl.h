@@ -150,8 +150,8 @@ struct Energies {
 
 /// How `encode` finds 2^(e + shift): by arithmetic; so too where numbers beyond the largest may come and are clamped;
 /// or in a table of 16 exponents, which AVX-512 looks up in one instruction, with the exponent's part of the code in
-/// it.
-enum class Path { kPlain, kClamp, kTable };
+/// it. kRandom: `encode_at_random` instead, which clamps too.
+enum class Path { kPlain, kClamp, kTable, kRandom };
 
 HWY_INLINE bool fits_table(const ElementSpec& spec) {
   return HWY_TARGET == HWY_AVX3 && spec.max_exponent - spec.min_exponent < 16;
@@ -165,6 +165,29 @@ HWY_INLINE BitsVector lookup_step(const Constants& c, BitsVector normal) {
 #else
   return normal;
 #endif
+}
+
+HWY_INLINE void accumulate(FloatVector scaled, FloatVector rounded, Energies& energies) {
+  const FloatVector difference = hn::Sub(scaled, rounded);
+  energies.signal = hn::MulAdd(scaled, scaled, energies.signal);
+  energies.error = hn::MulAdd(difference, difference, energies.error);
+}
+
+/// What goes to memory of type Out for x: its magnitude code with a sign, or the number it stands for.
+template <class Out, bool kTwosComplement>
+HWY_INLINE BitsVector with_sign(const Constants& c, BitsVector x, BitsVector code, FloatVector rounded,
+                                FloatVector scale) {
+  if constexpr (!std::is_same_v<Out, uint8_t>) {
+    const BitsVector magnitude = as_bits(hn::Mul(rounded, scale)), sign = hn::AndNot(c.magnitude, x);
+    if constexpr (kTwosComplement) return hn::IfThenZeroElse(hn::Eq(magnitude, splat(0)), hn::Or(magnitude, sign));
+    return hn::Or(magnitude, sign);
+  }
+  if constexpr (kTwosComplement) {
+    const hn::RebindToSigned<BitsTag> di;
+    const BitsVector sign = hn::BitCast(BitsTag(), hn::BroadcastSignBit(hn::BitCast(di, x)));
+    return hn::Sub(hn::Xor(code, sign), sign);
+  }
+  return select_bits(c.code_mask, code, hn::Shr(x, c.sign_shift));
 }
 
 /// A vector as what goes to memory of type Out, one element in each lane: codes (uint8_t), or the numbers they stand
@@ -182,21 +205,9 @@ HWY_INLINE BitsVector encode(const Constants& c, BitsVector x, FloatVector inver
   const BitsVector normal = hn::Max(t, c.min_normal), place = hn::And(normal, c.exponent);
   const FloatVector step = as_float(kPath == Path::kTable ? lookup_step(c, normal) : hn::Add(place, c.magic));
   const FloatVector sum = hn::Add(as_float(t), step), rounded = hn::Sub(sum, step);
-  const FloatVector difference = hn::Sub(scaled, rounded);
-  energies.signal = hn::MulAdd(scaled, scaled, energies.signal);
-  energies.error = hn::MulAdd(difference, difference, energies.error);
-  if constexpr (!std::is_same_v<Out, uint8_t>) {
-    const BitsVector magnitude = as_bits(hn::Mul(rounded, scale)), sign = hn::AndNot(c.magnitude, x);
-    if constexpr (kTwosComplement) return hn::IfThenZeroElse(hn::Eq(magnitude, splat(0)), hn::Or(magnitude, sign));
-    return hn::Or(magnitude, sign);
-  }
+  accumulate(scaled, rounded, energies);
   const BitsVector code = kPath == Path::kTable ? as_bits(sum) : hn::Add(as_bits(sum), hn::Shr(place, c.shift));
-  if constexpr (kTwosComplement) {
-    const hn::RebindToSigned<BitsTag> di;
-    const BitsVector sign = hn::BitCast(BitsTag(), hn::BroadcastSignBit(hn::BitCast(di, x)));
-    return hn::Sub(hn::Xor(code, sign), sign);
-  }
-  return select_bits(c.code_mask, code, hn::Shr(x, c.sign_shift));
+  return with_sign<Out, kTwosComplement>(c, x, code, rounded, scale);
 }
 
 /// The scale whose inverse this is; both are normal.
@@ -332,6 +343,7 @@ HWY_INLINE void four_block_maxima(const T* x, uint32_t* amax) {
 }
 
 HWY_INLINE float sum_lanes(FloatVector v) { return hn::GetLane(hn::SumOfLanes(FloatTag(), v)); }
+HWY_INLINE int64_t sum_counts(BitsVector v) { return hn::GetLane(hn::SumOfLanes(BitsTag(), v)); }
 HWY_INLINE int64_t count_true(hn::Mask<BitsTag> mask) { return static_cast<int64_t>(hn::CountTrue(BitsTag(), mask)); }
 
 #endif  // HWY_SCALAR

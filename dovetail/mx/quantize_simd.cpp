@@ -10,8 +10,10 @@
 #include <vector>
 
 #include "dovetail/base/parallel.h"
+#include "dovetail/base/rng.h"
 #include "dovetail/mx/quantize_inl.h"
 #include "dovetail/mx/quantize_simd.h"
+#include "dovetail/mx/random_inl.h"
 #include "dovetail/mx/scales_inl.h"
 #include "dovetail/ops/workspace.h"
 #include "hwy/highway.h"
@@ -27,14 +29,52 @@ void QuantizePiece(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& c
 }
 #else
 
+/// Words of stochastic rounding for the elements of a piece, made once for all orientations. A row's begin kWordsMargin
+/// after its memory, so that a call's first word is aligned where the row's is, and go on up to whole groups.
+constexpr int64_t kWordsMargin = kLine / 4, kWordsStride = kChunk + kGroup + 2 * kWordsMargin;
+
+uint32_t* words_memory(int64_t rows) {
+  return reinterpret_cast<uint32_t*>(workspace(Workspace::kRandomWords, static_cast<size_t>(rows * kWordsStride)));
+}
+
+/// Words for `count` elements from (row, col) on, at most kChunk.
+void fill_words(const QuantizeProblem& p, int64_t row, int64_t col, int64_t count, uint32_t* memory) {
+  const int64_t index = row * p.cols + col, before = index % 4, padded = (count + kGroup - 1) / kGroup * kGroup;
+  fill_philox(p.seed, static_cast<uint64_t>(index / 4), static_cast<uint64_t>(RandomStream::kQuantize),
+              (before + padded + 3) / 4, memory + kWordsMargin - before);
+}
+
+/// The words of vector v of a pack, in the order in which `load_pack` brings elements of T.
+template <class T>
+HWY_INLINE BitsVector words_of(const uint32_t* words, int v) {
+  const BitsTag d;
+  if constexpr (sizeof(T) == 4) return hn::LoadU(d, words + v * kLanes);
+  const int64_t pair = v / 2 * 2 * kLanes;
+  const BitsVector low = hn::LoadU(d, words + pair), high = hn::LoadU(d, words + pair + kLanes);
+  return v % 2 == 0 ? hn::ConcatEven(d, high, low) : hn::ConcatOdd(d, high, low);
+}
+
+/// Vector v of a pack through `encode`, or through `encode_at_random` with the words from words[offset] on.
+template <class T, class Out, bool kTwosComplement, Path kPath>
+HWY_INLINE BitsVector encode_vector(const Constants& constants, BitsVector x, int v, const uint32_t* words,
+                                    int64_t offset, FloatVector inverse, Energies& energies, BitsVector& underflows) {
+  if constexpr (kPath == Path::kRandom) {
+    return encode_at_random<Out, kTwosComplement>(constants, x, words_of<T>(words + offset, v), inverse,
+                                                  scale_of(inverse), energies, underflows);
+  } else {
+    return encode<Out, kTwosComplement, kPath>(constants, x, inverse, scale_of(inverse), energies);
+  }
+}
+
 /// What becomes of `blocks` blocks of one row, a multiple of four, with their scales in s; `next` is what will be read
-/// then.
+/// then. `words`: of stochastic rounding, null otherwise.
 template <class T, bool kTwosComplement, Path kPath, class Out>
-void encode_row(const QuantizeProblem& p, const VectorEncoder& f, const Scales& s, const T* x, int64_t blocks,
-                const T* next, Out* out, Statistics& statistics) {
+void encode_row(const QuantizeProblem& p, const VectorEncoder& f, const Scales& s, const T* x, const uint32_t* words,
+                int64_t blocks, const T* next, Out* out, Statistics& statistics) {
   constexpr int kBlockVectors = std::min<int64_t>(kPack, kBlock / kLanes);
   const Constants constants = f.constants;
   Energies total = {hn::Zero(FloatTag()), hn::Zero(FloatTag())};
+  BitsVector underflows = splat(0);
   Sink<T, Out, kTwosComplement> sink(f, p.stream);
   for (int64_t i = 0; i < blocks * kBlock; i += kPacked) {
     BitsVector packed[kPack];
@@ -44,29 +84,33 @@ void encode_row(const QuantizeProblem& p, const VectorEncoder& f, const Scales& 
     for (int v = 0; v < kPack; v += kBlockVectors) {
       const int64_t block = (i + v * kLanes) / kBlock;
       const FloatVector inverse = hn::Set(FloatTag(), s.inverse[block]), weight = hn::Set(FloatTag(), s.weight[block]);
-      const FloatVector scale = scale_of(inverse);
       Energies energies = {hn::Zero(FloatTag()), hn::Zero(FloatTag())};
       DOVETAIL_UNROLL
       for (int j = v; j < v + kBlockVectors; ++j)
-        packed[j] = encode<Out, kTwosComplement, kPath>(constants, packed[j], inverse, scale, energies);
+        packed[j] = encode_vector<T, Out, kTwosComplement, kPath>(constants, packed[j], j, words, i, inverse, energies,
+                                                                  underflows);
       total.signal = hn::MulAdd(energies.signal, weight, total.signal);
       total.error = hn::MulAdd(energies.error, weight, total.error);
     }
     sink.put(packed, out + i);
   }
   add_energies(total, s.largest, statistics);
-  if (!s.saturates && !sink.has_zero()) return;
+  if constexpr (kPath == Path::kRandom) statistics.underflows += sum_counts(underflows);
+  if (!s.saturates && (kPath == Path::kRandom || !sink.has_zero())) return;
   for (int64_t i = 0; i < blocks * kBlock; i += kLanes)
-    count_limits(p, f, x + i, splat(s.byte[i / kBlock]), s.saturates, statistics);
+    count_limits<kPath>(p, f, x + i, splat(s.byte[i / kBlock]), s.saturates, statistics);
 }
 
 template <class T, bool kTwosComplement, class Out>
-void encode_row(const QuantizeProblem& p, const VectorEncoder& f, const Scales& s, const T* x, int64_t blocks,
-                const T* next, Out* out, Statistics& statistics) {
-  if (s.saturates) return encode_row<T, kTwosComplement, Path::kClamp>(p, f, s, x, blocks, next, out, statistics);
+void encode_row(const QuantizeProblem& p, const VectorEncoder& f, const Scales& s, const T* x, const uint32_t* words,
+                int64_t blocks, const T* next, Out* out, Statistics& statistics) {
+  if (p.stochastic)
+    return encode_row<T, kTwosComplement, Path::kRandom>(p, f, s, x, words, blocks, next, out, statistics);
+  if (s.saturates)
+    return encode_row<T, kTwosComplement, Path::kClamp>(p, f, s, x, words, blocks, next, out, statistics);
   if (fits_table(p.spec))
-    return encode_row<T, kTwosComplement, Path::kTable>(p, f, s, x, blocks, next, out, statistics);
-  return encode_row<T, kTwosComplement, Path::kPlain>(p, f, s, x, blocks, next, out, statistics);
+    return encode_row<T, kTwosComplement, Path::kTable>(p, f, s, x, words, blocks, next, out, statistics);
+  return encode_row<T, kTwosComplement, Path::kPlain>(p, f, s, x, words, blocks, next, out, statistics);
 }
 
 /// The memory of a target as Out.
@@ -81,13 +125,13 @@ HWY_INLINE Out* memory_of(const QuantizeTarget& target) {
 
 /// Blocks along a row: `count` elements from (row, col), whole groups of four blocks.
 template <class T, bool kTwosComplement, class Out>
-bool quantize_groups(const QuantizeProblem& p, const VectorEncoder& f, const T* x, int64_t blocks, int64_t used_blocks,
-                     Out* out, uint8_t* scales, Statistics& statistics) {
+bool quantize_groups(const QuantizeProblem& p, const VectorEncoder& f, const T* x, const uint32_t* words,
+                     int64_t blocks, int64_t used_blocks, Out* out, uint8_t* scales, Statistics& statistics) {
   Scales s;
   for (int64_t block = 0; block < blocks; block += 4) four_block_maxima(x + block * kBlock, s.amax + block);
   for (int64_t block = blocks; block % kLanes != 0; ++block) s.amax[block] = 0;
   if (!choose_scales<T>(p, f, s, used_blocks, scales, statistics)) return false;
-  encode_row<T, kTwosComplement>(p, f, s, x, blocks, x + (p.column.wanted() ? p.cols : blocks * kBlock), out,
+  encode_row<T, kTwosComplement>(p, f, s, x, words, blocks, x + (p.column.wanted() ? p.cols : blocks * kBlock), out,
                                  statistics);
   return true;
 }
@@ -103,7 +147,7 @@ HWY_INLINE const T* at(const QuantizeProblem& p, int64_t row, int64_t col) {
 /// Up to kChunk elements of a row.
 template <class T, bool kTwosComplement, class Out>
 void quantize_row(const QuantizeProblem& p, const VectorEncoder& f, int64_t row, int64_t col, int64_t count,
-                  Statistics& statistics) {
+                  const uint32_t* words, Statistics& statistics) {
   const T* x = at<T>(p, row, col);
   Out* out = memory_of<Out>(p.row) + row * p.cols + col;
   uint8_t* scales = p.row.scales + row * ceil_div(p.cols, kBlock) + col / kBlock;
@@ -114,7 +158,7 @@ void quantize_row(const QuantizeProblem& p, const VectorEncoder& f, int64_t row,
   const int64_t whole = count / kGroup * kGroup, rest = count - whole;
   if (whole > 0) {
     const bool done =
-        quantize_groups<T, kTwosComplement>(p, f, x, whole / kBlock, whole / kBlock, out, scales, statistics);
+        quantize_groups<T, kTwosComplement>(p, f, x, words, whole / kBlock, whole / kBlock, out, scales, statistics);
     if (done) statistics.elements += whole;
     if (!done) exactly(0, whole);
   }
@@ -122,8 +166,8 @@ void quantize_row(const QuantizeProblem& p, const VectorEncoder& f, int64_t row,
   HWY_ALIGN T padded[kGroup] = {};
   HWY_ALIGN Out padded_out[kGroup];
   std::memcpy(padded, x + whole, static_cast<size_t>(std::min(rest, kGroup)) * sizeof(T));
-  if (!quantize_groups<T, kTwosComplement>(p, f, padded, 4, ceil_div(rest, kBlock), padded_out, scales + whole / kBlock,
-                                           statistics))
+  if (!quantize_groups<T, kTwosComplement>(p, f, padded, words ? words + whole : words, 4, ceil_div(rest, kBlock),
+                                           padded_out, scales + whole / kBlock, statistics))
     return exactly(whole, count);
   statistics.elements += rest;
   std::memcpy(out + whole, padded_out, static_cast<size_t>(rest) * sizeof(Out));
@@ -149,10 +193,10 @@ struct Tile {
   int64_t stride;
 };
 
-/// What becomes of a tile whose column blocks have their scales in s.
+/// What becomes of a tile whose column blocks have their scales in s. `words`: as rows of a piece have them.
 template <class T, bool kTwosComplement, Path kPath, class Out>
-void encode_tile(const QuantizeProblem& p, const VectorEncoder& f, const Scales& s, Tile<const T> x, int64_t rows,
-                 const T* next, Tile<Out> out, Statistics& statistics) {
+void encode_tile(const QuantizeProblem& p, const VectorEncoder& f, const Scales& s, Tile<const T> x,
+                 const uint32_t* words, int64_t rows, const T* next, Tile<Out> out, Statistics& statistics) {
   const Constants constants = f.constants;
   FloatVector inverse[kPack], weight[kPack];
   load_for_pack<T>(s.inverse, inverse);
@@ -160,6 +204,7 @@ void encode_tile(const QuantizeProblem& p, const VectorEncoder& f, const Scales&
   Energies energies[kPack];
   DOVETAIL_UNROLL
   for (int v = 0; v < kPack; ++v) energies[v] = {hn::Zero(FloatTag()), hn::Zero(FloatTag())};
+  BitsVector underflows = splat(0);
   Sink<T, Out, kTwosComplement> sink(f, p.stream && kPacked == kLine);
   for (int64_t row = 0; row < rows; ++row) {
     BitsVector packed[kPack];
@@ -167,8 +212,8 @@ void encode_tile(const QuantizeProblem& p, const VectorEncoder& f, const Scales&
     load_pack(x.data + row * x.stride, packed);
     DOVETAIL_UNROLL
     for (int v = 0; v < kPack; ++v)
-      packed[v] =
-          encode<Out, kTwosComplement, kPath>(constants, packed[v], inverse[v], scale_of(inverse[v]), energies[v]);
+      packed[v] = encode_vector<T, Out, kTwosComplement, kPath>(constants, packed[v], v, words, row * kWordsStride,
+                                                                inverse[v], energies[v], underflows);
     sink.put(packed, out.data + row * out.stride);
   }
   Energies total = {hn::Zero(FloatTag()), hn::Zero(FloatTag())};
@@ -178,25 +223,29 @@ void encode_tile(const QuantizeProblem& p, const VectorEncoder& f, const Scales&
     total.error = hn::MulAdd(energies[v].error, weight[v], total.error);
   }
   add_energies(total, s.largest, statistics);
-  if (!s.saturates && !sink.has_zero()) return;
+  if constexpr (kPath == Path::kRandom) statistics.underflows += sum_counts(underflows);
+  if (!s.saturates && (kPath == Path::kRandom || !sink.has_zero())) return;
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t i = 0; i < kPacked; i += kLanes)
-      count_limits(p, f, x.data + row * x.stride + i, hn::Load(BitsTag(), s.byte + i), s.saturates, statistics);
+      count_limits<kPath>(p, f, x.data + row * x.stride + i, hn::Load(BitsTag(), s.byte + i), s.saturates, statistics);
   }
 }
 
 template <class T, bool kTwosComplement, class Out>
-void encode_tile(const QuantizeProblem& p, const VectorEncoder& f, const Scales& s, Tile<const T> x, int64_t rows,
-                 const T* next, Tile<Out> out, Statistics& statistics) {
-  if (s.saturates) return encode_tile<T, kTwosComplement, Path::kClamp>(p, f, s, x, rows, next, out, statistics);
-  if (fits_table(p.spec)) return encode_tile<T, kTwosComplement, Path::kTable>(p, f, s, x, rows, next, out, statistics);
-  return encode_tile<T, kTwosComplement, Path::kPlain>(p, f, s, x, rows, next, out, statistics);
+void encode_tile(const QuantizeProblem& p, const VectorEncoder& f, const Scales& s, Tile<const T> x,
+                 const uint32_t* words, int64_t rows, const T* next, Tile<Out> out, Statistics& statistics) {
+  if (p.stochastic)
+    return encode_tile<T, kTwosComplement, Path::kRandom>(p, f, s, x, words, rows, next, out, statistics);
+  if (s.saturates) return encode_tile<T, kTwosComplement, Path::kClamp>(p, f, s, x, words, rows, next, out, statistics);
+  if (fits_table(p.spec))
+    return encode_tile<T, kTwosComplement, Path::kTable>(p, f, s, x, words, rows, next, out, statistics);
+  return encode_tile<T, kTwosComplement, Path::kPlain>(p, f, s, x, words, rows, next, out, statistics);
 }
 
 /// Blocks down the columns of a tile, at most kPacked of them, whose maxima are known.
 template <class T, class U, bool kTwosComplement, class Out>
-void quantize_tile(const QuantizeProblem& p, const VectorEncoder& f, PieceRange tile, const U* maxima, const T* next,
-                   Statistics& statistics) {
+void quantize_tile(const QuantizeProblem& p, const VectorEncoder& f, PieceRange tile, const U* maxima,
+                   const uint32_t* words, const T* next, Statistics& statistics) {
   Scales s;
   const auto [row, rows, col, width] = tile;
   for (int64_t i = 0; i < kPacked; ++i) s.amax[i] = i < width ? maxima[i] : 0;
@@ -209,13 +258,14 @@ void quantize_tile(const QuantizeProblem& p, const VectorEncoder& f, PieceRange 
   const T* x = at<T>(p, row, col);
   Out* out = memory_of<Out>(p.column) + row * p.cols + col;
   if (width == kPacked)
-    return encode_tile<T, kTwosComplement>(p, f, s, {x, p.cols}, rows, next, Tile<Out>{out, p.cols}, statistics);
+    return encode_tile<T, kTwosComplement>(p, f, s, {x, p.cols}, words, rows, next, Tile<Out>{out, p.cols}, statistics);
   for (int64_t i = ceil_div(width, kLanes) * kLanes; i < kPacked; ++i) s.byte[i] = 0, s.inverse[i] = s.weight[i] = 0;
   HWY_ALIGN T padded[kBlock * kPacked] = {};
   HWY_ALIGN Out padded_out[kBlock * kPacked];
   for (int64_t i = 0; i < rows; ++i)
     std::memcpy(padded + i * kPacked, x + i * p.cols, static_cast<size_t>(width) * sizeof(T));
-  encode_tile<T, kTwosComplement>(p, f, s, {padded, kPacked}, rows, padded, Tile<Out>{padded_out, kPacked}, statistics);
+  encode_tile<T, kTwosComplement>(p, f, s, {padded, kPacked}, words, rows, padded, Tile<Out>{padded_out, kPacked},
+                                  statistics);
   for (int64_t i = 0; i < rows; ++i)
     std::memcpy(out + i * p.cols, padded_out + i * kPacked, static_cast<size_t>(width) * sizeof(Out));
 }
@@ -223,7 +273,7 @@ void quantize_tile(const QuantizeProblem& p, const VectorEncoder& f, PieceRange 
 /// Blocks of 32 x 32 of a strip whose column maxima are known.
 template <class T, class U, bool kTwosComplement, class Out>
 void quantize_squares(const QuantizeProblem& p, const VectorEncoder& f, PieceRange piece, const U* maxima,
-                      Statistics& statistics) {
+                      const uint32_t* words, Statistics& statistics) {
   const auto [row, rows, col, count] = piece;
   const int64_t blocks = ceil_div(count, kBlock), padded_blocks = ceil_div(count, kGroup) * 4;
   Scales s = {};
@@ -241,13 +291,14 @@ void quantize_squares(const QuantizeProblem& p, const VectorEncoder& f, PieceRan
   for (int64_t r = row; r < row + rows; ++r) {
     const T* x = at<T>(p, r, col);
     Out* out = memory_of<Out>(p.square) + r * p.cols + col;
+    const uint32_t* row_words = words ? words + (r - row) * kWordsStride : words;
     if (count % kGroup == 0) {
-      encode_row<T, kTwosComplement>(p, f, s, x, blocks, x + kBlock * p.cols, out, statistics);
+      encode_row<T, kTwosComplement>(p, f, s, x, row_words, blocks, x + kBlock * p.cols, out, statistics);
       continue;
     }
     std::memcpy(padded, x, static_cast<size_t>(count) * sizeof(T));
     std::memset(padded + count, 0, static_cast<size_t>(padded_blocks * kBlock - count) * sizeof(T));
-    encode_row<T, kTwosComplement>(p, f, s, padded, padded_blocks, padded, padded_out, statistics);
+    encode_row<T, kTwosComplement>(p, f, s, padded, row_words, padded_blocks, padded, padded_out, statistics);
     std::memcpy(out, padded_out, static_cast<size_t>(count) * sizeof(Out));
   }
 }
@@ -269,11 +320,19 @@ void quantize_piece(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& 
   const bool down = p.column.wanted() || p.square.wanted();
   HWY_ALIGN U maxima[kChunk];
   if (down) std::memset(maxima, 0, sizeof(maxima));
-  with_memory_type<T>(p.row, [&](auto* memory) {
-    using Out = std::remove_pointer_t<decltype(memory)>;
+  // All words of a piece that is read twice; otherwise those of a chunk.
+  uint32_t* memory = p.stochastic ? words_memory(down ? rows : 1) : nullptr;
+  const uint32_t* words = memory ? memory + kWordsMargin : memory;
+  with_memory_type<T>(p.row, [&](auto* type) {
+    using Out = std::remove_pointer_t<decltype(type)>;
     for (int64_t r = row; r < row + rows; ++r) {
-      for (int64_t i = 0; p.row.wanted() && i < cols; i += kChunk)
-        quantize_row<T, kTwosComplement, Out>(p, f, r, col + i, std::min(kChunk, cols - i), counts.row);
+      const int64_t place = down ? (r - row) * kWordsStride : 0;
+      for (int64_t i = 0; i < cols; i += kChunk) {
+        const int64_t count = std::min(kChunk, cols - i);
+        if (memory) fill_words(p, r, col + i, count, memory + place);
+        if (p.row.wanted())
+          quantize_row<T, kTwosComplement, Out>(p, f, r, col + i, count, words ? words + place : words, counts.row);
+      }
       if (down) raise_maxima(at<T>(p, r, col), cols, maxima);
     }
   });
@@ -287,14 +346,14 @@ void quantize_piece(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& 
         // Each tile asks for the 32nd part of it that is one row's.
         const int64_t ahead = std::min<int64_t>(i / kPacked * kBlock / ceil_div(kChunk, kPacked), kBlock - 1);
         quantize_tile<T, U, kTwosComplement, Out>(p, f, {row, rows, col + i, std::min(kPacked, cols - i)}, maxima + i,
-                                                  next + ahead * p.cols, counts.column);
+                                                  words ? words + i : words, next + ahead * p.cols, counts.column);
       }
     });
   }
   if (p.square.wanted()) {
     with_memory_type<T>(p.square, [&](auto* memory) {
       using Out = std::remove_pointer_t<decltype(memory)>;
-      quantize_squares<T, U, kTwosComplement, Out>(p, f, piece, maxima, counts.square);
+      quantize_squares<T, U, kTwosComplement, Out>(p, f, piece, maxima, words, counts.square);
     });
   }
 }
@@ -306,7 +365,7 @@ void run(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& counts) {
 }
 
 void QuantizePiece(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& counts) {
-  if (p.stochastic || p.by_codec) return quantize_piece_exactly(p, piece, counts);
+  if (p.by_codec) return quantize_piece_exactly(p, piece, counts);
   switch (p.source) {
     case Source::kFloat32:
       return run<float>(p, piece, counts);

@@ -92,7 +92,7 @@ constexpr int64_t kPieceColumns = 2048;
 void quantize_exactly(const QuantizeProblem& problem, PieceRange block, const QuantizeTarget& target, uint8_t* scale,
                       Statistics& statistics);
 
-/// The same for every block of a piece and every target; the processors without vectors, and stochastic rounding.
+/// The same for every block of a piece and every target; where there are no vectors, or they are switched off.
 void quantize_piece_exactly(const QuantizeProblem& problem, PieceRange piece, QuantizeCounts& counts);
 
 /// Codes (rows, cols) contiguous, in blocks of row_block x col_block (32, or 1); scales (ceil(rows / row_block),

@@ -24,6 +24,7 @@ constexpr int64_t kChunk = kPieceColumns;
 constexpr int64_t kChunkBlocks = kChunk / kBlock;
 constexpr int64_t kGroup = 4 * kBlock;               // whole groups of a row go through without copies
 constexpr uint32_t kSmallestNormalAmax = 47u << 23;  // 2^-80: below it half of the last place may be subnormal
+constexpr uint32_t kSmallestRandomAmax = 67u << 23;  // 2^-60: below it 2^-32 of the last place may be
 
 /// What the blocks of one group need: for each the scale byte, 2^-X, and 4^(X - largest X), which adds up energies.
 struct Scales {
@@ -43,7 +44,8 @@ struct ScaleCounts {
 };
 
 template <class T>
-HWY_INLINE void choose_scale(const QuantizeProblem& p, const Encoder& f, Scales& s, int64_t i, ScaleCounts& counts) {
+HWY_INLINE void choose_scale(const QuantizeProblem& p, const Encoder& f, BitsVector smallest, Scales& s, int64_t i,
+                             ScaleCounts& counts) {
   const BitsTag d;
   const hn::RebindToSigned<BitsTag> di;
   const BitsVector a = widen<T>(hn::Load(d, s.amax + i));
@@ -51,7 +53,7 @@ HWY_INLINE void choose_scale(const QuantizeProblem& p, const Encoder& f, Scales&
   const auto shifted = hn::Sub(hn::BitCast(di, exponent), hn::Set(di, p.spec.max_exponent));
   const BitsVector byte = hn::BitCast(d, hn::Max(shifted, hn::Zero(di)));
   const auto zero = hn::Eq(a, splat(0));
-  const auto tiny = hn::Lt(hn::Sub(a, splat(1)), splat(kSmallestNormalAmax - 1));
+  const auto tiny = hn::Lt(hn::Sub(a, splat(1)), smallest);
   const auto special =
       hn::Or(hn::Or(tiny, hn::Gt(a, splat(bits::kInfinity - 1))), hn::Gt(byte, splat(kLargestScale - 1)));
   counts.special = hn::Or(counts.special, hn::VecFromMask(d, special));
@@ -77,7 +79,8 @@ bool choose_scales(const QuantizeProblem& p, const Encoder& f, Scales& s, int64_
   const hn::RebindToSigned<BitsTag> di;
   const int64_t padded = hwy::RoundUpTo(static_cast<size_t>(count), static_cast<size_t>(kLanes));
   ScaleCounts counts = {splat(0), splat(255), splat(0), splat(0), 0, 0, 0};
-  for (int64_t i = 0; i < padded; i += kLanes) choose_scale<T>(p, f, s, i, counts);
+  const BitsVector smallest = splat((p.stochastic ? kSmallestRandomAmax : kSmallestNormalAmax) - 1);
+  for (int64_t i = 0; i < padded; i += kLanes) choose_scale<T>(p, f, smallest, s, i, counts);
   if (!hn::AllTrue(d, hn::Eq(counts.special, splat(0)))) return false;
   s.largest = static_cast<int>(hn::GetLane(hn::MaxOfLanes(d, counts.most_byte)));
   s.saturates = counts.saturating != 0;
@@ -113,12 +116,14 @@ HWY_INLINE BitsVector saturation_limit(const Encoder& f, BitsVector byte) {
   return hn::Add(hn::ShiftLeft<bits::kFractionBits>(hn::Sub(byte, splat(kScaleBias))), splat(f.max_bits));
 }
 
-/// Only where a zero is among the codes, or a block saturates, are the elements looked at once more.
-template <class T>
+/// Only where a zero is among the codes, or a block saturates, are the elements looked at once more. What underflows at
+/// random is counted there.
+template <Path kPath, class T>
 HWY_INLINE void count_limits(const QuantizeProblem& p, const Encoder& f, const T* x, BitsVector byte, bool saturates,
                              Statistics& statistics) {
   const BitsVector magnitude = hn::And(load_bits(x), splat(bits::kMagnitude));
-  statistics.underflows += count_true(hn::Lt(hn::Sub(magnitude, splat(1)), underflow_limit(p.spec, byte)));
+  if constexpr (kPath != Path::kRandom)
+    statistics.underflows += count_true(hn::Lt(hn::Sub(magnitude, splat(1)), underflow_limit(p.spec, byte)));
   if (saturates) statistics.saturations += count_true(hn::Gt(magnitude, saturation_limit(f, byte)));
 }
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -249,9 +250,62 @@ TEST_P(QuantizeFormats, MatchTheReferenceOnAdversarialValues) {
 
 TEST_P(QuantizeFormats, RoundAtRandomLikeTheReference) {
   const auto [format, mode, dtype] = GetParam();
-  const QuantizeSpec spec{.format = format, .scale_mode = mode, .rounding = Rounding::kStochastic, .seed = 77};
-  expect_like_reference(ordinary_values({35, 97}, 3, dtype), spec);
-  expect_like_reference(adversarial_values({35, 97}, 4, format, true, dtype), spec);
+  QuantizeSpec spec{
+      .format = format, .scale_mode = mode, .rounding = Rounding::kStochastic, .seed = 0x123456789abcdef0};
+  for (const auto& [rows, cols] : {std::pair(1, 1), {1, 31}, {31, 1}, {32, 32}, {33, 33}, {3, 127}, {35, 97}, {5, 256}})
+    expect_like_reference(ordinary_values({rows, cols}, spec.seed++, dtype), spec);
+  // Wider than one piece of the kernel's, of which a second row begins within a call of Philox.
+  expect_like_reference(ordinary_values({2, 2048 + 61}, 3, dtype), spec);
+  expect_like_reference(ordinary_values({66, 70}, 4, dtype).t().slice(1, 1, 64, 3), spec);
+  for (const bool flush : {false, true}) {
+    const FlushDenormals flushing(flush);
+    expect_like_reference(adversarial_values({35, 97}, 5, format, true, dtype), spec);
+  }
+}
+
+/// A seed whose first word lies in [begin, end).
+uint64_t seed_with_word(uint64_t begin, uint64_t end) {
+  for (uint64_t seed = 0;; ++seed) {
+    const uint32_t word = philox(seed, 0, static_cast<uint64_t>(RandomStream::kQuantize))[0];
+    if (word >= begin && word < end) return seed;
+  }
+}
+
+/// Of 32 bits behind the last place every one counts, also of a number that the processor may take for zero.
+TEST(Quantize, RoundsTheSmallestNumbersUpAsOftenAsTheyAreLarge) {
+  constexpr double kLastPlace = 0x1p-16;  // of E5M2, under the scale 1 of a block whose largest is 2^15
+  for (const bool flush : {false, true}) {
+    const FlushDenormals flushing(flush);
+    for (const int amax_exponent : {15, -58, -62, -79}) {
+      const double scale = std::ldexp(1, amax_exponent - 15);
+      for (const int depth : {4, 9, 13, 16}) {
+        at::Tensor x = at::full({1, 32}, std::ldexp(1.5, -depth) * kLastPlace * scale, at::kDouble).to(at::kFloat);
+        x[0][1] = std::ldexp(1, amax_exponent);
+        const auto share = static_cast<uint64_t>(std::ldexp(1.5, 32 - depth)), all = uint64_t{1} << 32;
+        for (const int code : {0, 1}) {
+          const uint64_t seed = code == 1 ? seed_with_word(all - share, all - share + share / 8)
+                                          : seed_with_word(all - share - share / 8, all - share);
+          const QuantizeSpec spec{.format = Format::kE5M2, .rounding = Rounding::kStochastic, .seed = seed};
+          expect_like_reference(x, spec);
+          EXPECT_EQ(quantize(x, spec).row.codes()[0][0].item<uint8_t>(), code) << amax_exponent << " " << depth;
+        }
+      }
+    }
+  }
+}
+
+TEST(Quantize, RoundsRowsThatAreMadeAtRandomLikeATensor) {
+  const at::Tensor x = ordinary_values({131, 67}, 1, at::kFloat);
+  const MadeRows rows{.sizes = {131, 67}, .dtype = at::kFloat, .make = [&](int64_t row, int64_t count, void* to) {
+                        std::memcpy(to, x.const_data_ptr<float>() + row * 67, static_cast<size_t>(count * 67) * 4);
+                      }};
+  const QuantizeSpec spec{.rounding = Rounding::kStochastic, .seed = 9, .copies = Copies::kRowAndColumn};
+  const Quantized expected = quantize(x, spec);
+  at_every_simd_level([&] {
+    const Quantized made = quantize(rows, spec);
+    EXPECT_TRUE(at::equal(made.row.codes(), expected.row.codes()));
+    EXPECT_TRUE(at::equal(made.column.codes(), expected.column.codes()));
+  });
 }
 
 TEST(Quantize, TakesAnyStrides) {
