@@ -4,8 +4,10 @@
 #include <bit>
 #include <cmath>
 #include <numbers>
+#include <string>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/file.h"
 #include "dovetail/base/philox.h"
 
 namespace dovetail {
@@ -87,5 +89,7 @@ uint64_t permuted_index(uint64_t seed, uint64_t index, uint64_t size) {
 }
 
 uint64_t mix_seed(uint64_t a, uint64_t b) { return finalise(finalise(a + kGolden) + b + kGolden); }
+
+uint64_t name_key(std::string_view name) { return std::stoull(sha256_of(name).substr(0, 16), nullptr, 16); }
 
 }  // namespace dovetail

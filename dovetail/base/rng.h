@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string_view>
 
 namespace dovetail {
 
@@ -17,6 +18,8 @@ enum class RandomStream : uint64_t {
   kDropout = 4,
   kMixture = 5,
   kQuantize = 6,
+  kRoutingDraw = 7,
+  kRoutingNoise = 8,
   kTest = 99
 };
 
@@ -34,5 +37,8 @@ uint64_t permuted_index(uint64_t seed, uint64_t index, uint64_t size);
 
 /// Mixes words into one 64-bit key (SplitMix64 finaliser).
 uint64_t mix_seed(uint64_t a, uint64_t b);
+
+/// The key of what has a name: the first eight bytes of its SHA-256.
+uint64_t name_key(std::string_view name);
 
 }  // namespace dovetail

@@ -14,18 +14,19 @@ namespace dovetail {
 namespace {
 
 struct BlockHolder : torch::CustomClassHolder {
-  explicit BlockHolder(std::shared_ptr<Block> held) : block(std::move(held)) {}
+  BlockHolder(std::shared_ptr<Block> held, moe::Pass of) : block(std::move(held)), pass(std::move(of)) {}
   std::shared_ptr<Block> block;
+  moe::Pass pass;
 };
 
 class CheckpointedBlock : public torch::autograd::Function<CheckpointedBlock> {
  public:
   /// {x} or {x, router_loss}.
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const at::Tensor& x_btc,
-                                                const std::shared_ptr<Block>& block) {
+                                                const std::shared_ptr<Block>& block, const moe::Pass& pass) {
     context->save_for_backward({x_btc});
-    context->saved_data["block"] = c10::IValue::make_capsule(c10::make_intrusive<BlockHolder>(block));
-    return outputs(block->forward(x_btc));
+    context->saved_data["block"] = c10::IValue::make_capsule(c10::make_intrusive<BlockHolder>(block, pass));
+    return outputs(block->forward(x_btc, pass));
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -33,13 +34,15 @@ class CheckpointedBlock : public torch::autograd::Function<CheckpointedBlock> {
     const auto holder = c10::static_intrusive_pointer_cast<BlockHolder>(context->saved_data["block"].toCapsule());
     const auto x_btc = context->get_saved_variables()[0].detach().requires_grad_();
     torch::autograd::variable_list again;
+    moe::Pass pass = holder->pass;
+    pass.again = true;
     {
       const at::AutoGradMode with_grad(true);
-      again = outputs(holder->block->forward(x_btc));
+      again = outputs(holder->block->forward(x_btc, pass));
     }
     // Accumulates into the parameters' .grad, and so runs their hooks, as the outer backward would.
     torch::autograd::backward(again, gradients);
-    return {x_btc.grad(), at::Tensor()};
+    return {x_btc.grad(), at::Tensor(), at::Tensor()};
   }
 
  private:
@@ -131,17 +134,17 @@ Block::Block(const ModelConfig& config, int64_t index, c10::Device device) {
   }
 }
 
-BlockOutput Block::forward(const at::Tensor& x_btc, CacheSlot* slot) {
+BlockOutput Block::forward(const at::Tensor& x_btc, const moe::Pass& pass, CacheSlot* slot) {
   const at::Tensor mixed_btc = x_btc + attention_->forward(x_btc, *attention_norm_, slot);
   if (ffn_) return {mixed_btc + ffn_->forward(mixed_btc, ffn_norm_->operation()), {}};
   // Router and experts read the norm's result.
-  const moe::Layer::Output made = moe_->forward(ffn_norm_->forward(mixed_btc));
+  const moe::Layer::Output made = moe_->forward(ffn_norm_->forward(mixed_btc), pass);
   return {mixed_btc + made.y, made.loss};
 }
 
-BlockOutput checkpointed_forward(const std::shared_ptr<Block>& block, const at::Tensor& x_btc) {
+BlockOutput checkpointed_forward(const std::shared_ptr<Block>& block, const at::Tensor& x_btc, const moe::Pass& pass) {
   DOVETAIL_CHECK(x_btc.requires_grad(), "the input of a checkpointed block has no gradient");
-  const torch::autograd::variable_list made = CheckpointedBlock::apply(x_btc, block);
+  const torch::autograd::variable_list made = CheckpointedBlock::apply(x_btc, block, pass);
   return {made[0], made.size() > 1 ? made[1] : at::Tensor()};
 }
 

@@ -56,7 +56,7 @@ class Attention : public torch::nn::Module {
   std::shared_ptr<Linear> qkv_, out_;
 };
 
-/// What a block makes: x (B, T, C), and the losses of its router, a scalar; undefined in a dense block.
+/// What a block makes: x (B, T, C), and the losses of its router, a scalar; undefined where there are none.
 struct BlockOutput {
   at::Tensor x, router_loss;
 };
@@ -65,7 +65,7 @@ struct BlockOutput {
 class Block : public torch::nn::Module {
  public:
   Block(const ModelConfig& config, int64_t index, c10::Device device);
-  BlockOutput forward(const at::Tensor& x_btc, CacheSlot* slot = nullptr);
+  BlockOutput forward(const at::Tensor& x_btc, const moe::Pass& pass = {}, CacheSlot* slot = nullptr);
 
   moe::Layer* experts() const { return moe_.get(); }  ///< null: dense
 
@@ -76,8 +76,9 @@ class Block : public torch::nn::Module {
   std::shared_ptr<moe::Layer> moe_;
 };
 
-/// block->forward(x_btc) keeping only x_btc: backward runs the block again (Chen et al. 2016). The gradients are the
-/// same bits. `x_btc` must require grad, otherwise nothing would start that backward.
-BlockOutput checkpointed_forward(const std::shared_ptr<Block>& block, const at::Tensor& x_btc);
+/// block->forward(x_btc, pass) keeping only x_btc: backward runs the block again (Chen et al. 2016). The gradients are
+/// the same bits. `x_btc` must require grad, otherwise nothing would start that backward.
+BlockOutput checkpointed_forward(const std::shared_ptr<Block>& block, const at::Tensor& x_btc,
+                                 const moe::Pass& pass = {});
 
 }  // namespace dovetail

@@ -81,9 +81,9 @@ GPT::~GPT() = default;
 const ModelConfig& GPT::config() const { return state_->config; }
 const std::vector<std::shared_ptr<Block>>& GPT::blocks() const { return state_->blocks; }
 
-at::Tensor GPT::features(const at::Tensor& tokens, KvCache* cache) { return run_blocks(tokens, cache).x; }
+at::Tensor GPT::features(const at::Tensor& tokens, KvCache* cache) { return run_blocks(tokens, cache, {}).x; }
 
-BlockOutput GPT::run_blocks(const at::Tensor& tokens, KvCache* cache) {
+BlockOutput GPT::run_blocks(const at::Tensor& tokens, KvCache* cache, const moe::Pass& pass) {
   check_tokens(tokens, "(batch, tokens)");
   // Writing the cache in place must not tie one call's graph to the next.
   const at::AutoGradMode grad_mode(at::GradMode::is_enabled() && cache == nullptr);
@@ -93,12 +93,14 @@ BlockOutput GPT::run_blocks(const at::Tensor& tokens, KvCache* cache) {
              begin + length, state_->config.context);
   auto x_btc = dovetail::embedding(state_->embed->weight, tokens.to(state_->embed->weight.device()));
   if (state_->positions) x_btc = x_btc + state_->positions->weight.narrow(0, begin, length);
+  moe::Pass of_tokens = pass;
+  of_tokens.tokens = tokens;
   at::Tensor router_loss;
   if (cache != nullptr) {
     state_->prepare(*cache, x_btc);
     for (size_t i = 0; i < state_->blocks.size(); ++i) {
       CacheSlot slot{cache->keys[i], cache->values[i], begin};
-      x_btc = state_->blocks[i]->forward(x_btc, &slot).x;
+      x_btc = state_->blocks[i]->forward(x_btc, of_tokens, &slot).x;
     }
     cache->length += length;
   } else {
@@ -106,7 +108,8 @@ BlockOutput GPT::run_blocks(const at::Tensor& tokens, KvCache* cache) {
       // An input without gradient (a frozen embedding) cannot start a block's backward: that block keeps its
       // activations.
       const bool recompute = checkpoint_activations && at::GradMode::is_enabled() && x_btc.requires_grad();
-      const BlockOutput made = recompute ? checkpointed_forward(block, x_btc) : block->forward(x_btc);
+      const BlockOutput made =
+          recompute ? checkpointed_forward(block, x_btc, of_tokens) : block->forward(x_btc, of_tokens);
       x_btc = made.x;
       if (made.router_loss.defined())
         router_loss = router_loss.defined() ? router_loss + made.router_loss : made.router_loss;
@@ -121,7 +124,7 @@ at::Tensor GPT::head_logits(const at::Tensor& features) {
   return logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
 }
 
-LossSum GPT::loss(const at::Tensor& tokens) {
+LossSum GPT::loss(const at::Tensor& tokens, const moe::Pass& pass) {
   check_tokens(tokens, "(batch, tokens + 1)");
   user_check(tokens.size(1) >= 2, "gpt: tokens of a loss are [{}]; each row needs at least 2",
              fmt::join(tokens.sizes(), ", "));
@@ -131,7 +134,7 @@ LossSum GPT::loss(const at::Tensor& tokens) {
   // On the meta device nothing can be counted: every target is taken to be one.
   const int64_t padded = tokens.is_meta() ? 0 : padding.narrow(1, 1, length).sum().item<int64_t>();
   const auto inputs = tokens.narrow(1, 0, length).masked_fill(padding.narrow(1, 0, length), 0);
-  const auto [x_btc, router_loss] = run_blocks(inputs, nullptr);
+  const auto [x_btc, router_loss] = run_blocks(inputs, nullptr, pass);
   const auto sum = dovetail::linear_cross_entropy(x_btc.reshape({-1, state_->config.width}), state_->head_weight(),
                                                   targets.reshape({-1}).to(x_btc.device()));
   const int64_t weight = targets.numel() - padded;

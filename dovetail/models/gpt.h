@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dovetail/models/config.h"
+#include "dovetail/moe/pass.h"
 
 namespace dovetail {
 
@@ -50,7 +51,7 @@ class GPT : public torch::nn::Module {
   /// tokens (B, T + 1) int64: predicts tokens[:, 1:] from tokens[:, :-1]. -100 is padding: as a target it is left out
   /// of sum and weight, as an input it reads as token 0. The weight is counted on the tokens' device: tokens on the CPU
   /// cost a GPU no synchronisation.
-  LossSum loss(const at::Tensor& tokens);
+  LossSum loss(const at::Tensor& tokens, const moe::Pass& pass = {});
 
   /// (B, T) int64 -> logits (B, T, V) float32 (float64 under float64).
   at::Tensor logits(const at::Tensor& tokens);
@@ -75,7 +76,7 @@ class GPT : public torch::nn::Module {
 
  private:
   /// `features`, and the sum of the routers' losses.
-  BlockOutput run_blocks(const at::Tensor& tokens, KvCache* cache);
+  BlockOutput run_blocks(const at::Tensor& tokens, KvCache* cache, const moe::Pass& pass);
 
   struct State;
   std::unique_ptr<State> state_;

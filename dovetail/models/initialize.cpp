@@ -1,10 +1,8 @@
 #include <torch/types.h>
 
 #include <cmath>
-#include <string>
 #include <string_view>
 
-#include "dovetail/base/file.h"
 #include "dovetail/base/parallel.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/models/gpt.h"
@@ -14,8 +12,6 @@ namespace {
 
 // Even, so that a piece begins with the first normal of a pair.
 constexpr int64_t kGrain = 1 << 14;
-
-uint64_t name_key(const std::string& name) { return std::stoull(sha256_of(name).substr(0, 16), nullptr, 16); }
 
 at::Tensor normal_values(at::IntArrayRef shape, double std, uint64_t key) {
   auto values = torch::empty(shape, torch::kFloat32);

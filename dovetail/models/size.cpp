@@ -73,8 +73,9 @@ BlockSize block_size(const ModelConfig& c, const BlockParts& block) {
   size.matrix = c.width * (qkv_width(c) + c.heads * c.head_dim);
   size.wide = 2 * norm_size(c);
   if (block.has_experts) {
-    size.matrix += c.moe.experts * c.width;  // the router
-    size.wide += c.moe.experts * c.width;
+    const int64_t router = moe::router_matrices(c.moe) * c.moe.experts * c.width;
+    size.matrix += router;
+    size.wide += router;
   }
   size.vector = 2 * norm_size(c) + (c.bias ? qkv_width(c) + c.width : 0);
   for (const FeedForwardPart& ffn : block.ffns) {

@@ -1,5 +1,6 @@
 #include "dovetail/moe/config.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "dovetail/base/error.h"
@@ -14,10 +15,69 @@ std::vector<std::string> strings(const std::array<std::string_view, N>& names) {
   return {names.begin(), names.end()};
 }
 
+Selection selection(const Config& c) {
+  const auto found = std::find(kSelectionNames.begin(), kSelectionNames.end(), c.router);
+  return found == kSelectionNames.end() ? Selection::kTopK : static_cast<Selection>(found - kSelectionNames.begin());
+}
+
+/// Of the others the load is even without a loss.
+bool learns_balance(const Config& c) { return c.router == "top_k" || c.router == "noisy_top_k"; }
+
+void check_router(Config& c) {
+  const Config defaults;
+  const auto refuse = [&](bool used, const char* key) {
+    user_check(!used, "model.moe.{} does nothing with router = \"{}\"; leave it out", key, c.router);
+  };
+  if (c.router != "noisy_top_k") {
+    refuse(c.importance_loss > 0, "importance_loss");
+    refuse(c.smooth_load_loss > 0, "smooth_load_loss");
+  }
+  if (learns_balance(c)) {
+    user_check(c.load_loss > 0 || (c.load_scope == defaults.load_scope && c.load_count == defaults.load_count),
+               "model.moe.load_scope and load_count do nothing with load_loss = 0; leave them out");
+    user_check(c.smooth_load_loss == 0 || (c.num_groups == 1 && c.bias_update_rate == 0),
+               "model.moe.smooth_load_loss knows of a choice by noisy logits alone; leave out num_groups and "
+               "bias_update_rate");
+    return;
+  }
+  refuse(c.load_loss != 0 && c.load_loss != defaults.load_loss, "load_loss");
+  refuse(c.load_count != defaults.load_count, "load_count");
+  refuse(c.load_scope != defaults.load_scope, "load_scope");
+  refuse(c.bias_update_rate > 0, "bias_update_rate");
+  refuse(c.num_groups > 1 || c.top_groups > 1, "num_groups");
+  c.load_loss = 0;
+  if (c.router != "expert_choice" && c.router != "hash") return;
+  refuse(c.score != defaults.score, "score");
+  refuse(c.normalize != defaults.normalize, "normalize");
+  refuse(c.second_expert != defaults.second_expert, "second_expert");
+  if (c.router == "hash") {
+    refuse(c.z_loss > 0, "z_loss");
+    refuse(c.batch_prioritized, "batch_prioritized");
+    user_check(
+        c.drop != "probability",
+        "model.moe.drop = \"probability\" drops by scores, which router = \"hash\" has none of; use \"position\"");
+  } else {
+    user_check(c.drop == "none",
+               "model.moe.drop = \"{}\": with router = \"expert_choice\" experts take tokens and none has too many; "
+               "leave it out",
+               c.drop);
+  }
+}
+
+void check_second_expert(const Config& c) {
+  user_check(c.second_expert == "always" || c.k == 2,
+             "model.moe.second_expert = \"random\" drops the second of two experts, but k = {}; use k = 2", c.k);
+  user_check(!c.draw_frees_slot || (c.second_expert == "random" && c.drop != "none"),
+             "model.moe.draw_frees_slot does nothing without second_expert = \"random\" and a capacity (drop); leave "
+             "it out");
+}
+
 }  // namespace
 
 void Config::describe(Section& s) {
   s.value("experts", experts, "Feed-forwards of a block of which each token takes k; 0: a dense model").range(0, 65536);
+  s.value("router", router, "How a token's experts are chosen: docs/models.md says what each does")
+      .choices(strings(kRouterNames));
   s.value("k", k, "Experts a token goes to").range(1, 65536);
   s.value("ffn_width", ffn_width, "Hidden elements of an expert; 0: model.ffn_width").range(0, 1 << 24);
   s.value("shared_experts", shared_experts, "Experts that every token goes to besides, as one feed-forward as wide")
@@ -45,8 +105,28 @@ void Config::describe(Section& s) {
       .choices(strings(kCapacityRuleNames));
   s.value("capacity_factor", capacity_factor,
           "Slots of an expert over an even share; tutel: 0 as many as needed, below 0 as needed up to that factor");
-  s.value("load_loss", load_loss, "Coefficient of the load-balancing loss, 1 at perfect balance").range(0, 1e6);
+  s.value("second_expert", second_expert,
+          "Of k = 2 in training: always there, or dropped where twice its weight is below a random number (GShard)")
+      .choices({"always", "random"});
+  s.value("draw_frees_slot", draw_frees_slot, "A second expert dropped so leaves its slot to the next token");
+  s.value("bias_update_rate", bias_update_rate,
+          "After each step every expert's bias, by which experts are chosen, moves by so much towards an even load "
+          "(DeepSeek-V3: 0.001)")
+      .range(0, 1e6);
+  s.value("load_loss", load_loss,
+          "Coefficient of the load-balancing loss, 1 at perfect balance; of top_k and noisy_top_k")
+      .range(0, 1e6);
   s.value("load_count", load_count, "The choices that it counts").choices(strings(kLoadCountNames));
+  s.value("load_scope", load_scope,
+          "Over which tokens it is even: a micro-batch's on each rank, each sequence's (DeepSeek-V3), or those of all "
+          "ranks and of the step's micro-batches so far (Qiu et al. 2025)")
+      .choices(strings(kLoadScopeNames));
+  s.value("importance_loss", importance_loss,
+          "Coefficient of the squared variation of the experts' summed weights (noisy_top_k)")
+      .range(0, 1e6);
+  s.value("smooth_load_loss", smooth_load_loss,
+          "Coefficient of the squared variation of the experts' expected loads (noisy_top_k)")
+      .range(0, 1e6);
   s.value("z_loss", z_loss, "Coefficient of the mean squared log-sum-exp of the router's logits").range(0, 1e6);
 }
 
@@ -62,6 +142,7 @@ Config resolve(const Config& config, int64_t width) {
     return c;
   }
   if (c.ffn_width == 0) c.ffn_width = width;
+  check_router(c);
   check_spec("model.moe", routing_spec(c), c.experts);
   const Config defaults;
   user_check(
@@ -69,13 +150,19 @@ Config resolve(const Config& config, int64_t width) {
                            c.capacity_rule == defaults.capacity_rule && c.capacity_factor == defaults.capacity_factor),
       "model.moe.drop = \"none\": there is no capacity, so slot_order, batch_prioritized, capacity_rule and "
       "capacity_factor do nothing; leave them out or say what is dropped");
+  check_second_expert(c);
   user_check(c.num_groups > 1 || c.group_score == defaults.group_score,
              "model.moe.group_score does nothing with num_groups = 1; leave it out");
   return c;
 }
 
+int64_t router_matrices(const Config& config) {
+  return config.router == "hash" ? 0 : config.router == "noisy_top_k" ? 2 : 1;
+}
+
 RoutingSpec routing_spec(const Config& config) {
   return {.k = config.k,
+          .selection = selection(config),
           .score = parse_score(config.score),
           .normalize = parse_normalize(config.normalize),
           .scale = config.scale,
@@ -87,7 +174,8 @@ RoutingSpec routing_spec(const Config& config) {
           .groups = config.num_groups,
           .top_groups = config.top_groups,
           .group_score = parse_group_score(config.group_score),
-          .load_count = parse_load_count(config.load_count)};
+          .load_count = parse_load_count(config.load_count),
+          .draw_frees_slot = config.draw_frees_slot};
 }
 
 }  // namespace dovetail::moe

@@ -11,6 +11,7 @@ namespace dovetail::moe {
 /// [model.moe]: feed-forwards of which each token takes a few.
 struct Config {
   int64_t experts = 0;  ///< 0: a dense model
+  std::string router = "top_k";
   int64_t k = 2;
   int64_t ffn_width = 0;  ///< of an expert; 0: model.ffn_width
   int64_t shared_experts = 0;
@@ -19,14 +20,21 @@ struct Config {
   std::string capacity_rule = "tutel", load_count = "all_choices";
   double capacity_factor = 1, scale = 1;
   bool batch_prioritized = false;
+  std::string second_expert = "always";
+  bool draw_frees_slot = false;
+  double bias_update_rate = 0;
   int64_t num_groups = 1, top_groups = 1;
-  double load_loss = 0.01, z_loss = 0;  ///< coefficients
+  std::string load_scope = "micro_batch";
+  double load_loss = 0.01, z_loss = 0, importance_loss = 0, smooth_load_loss = 0;  ///< coefficients
   void describe(Section& s);
   bool operator==(const Config&) const = default;
 };
 
 /// Whether block `index` has experts.
 bool has_experts(const Config& config, int64_t index);
+
+/// Matrices (experts, width) of a router.
+int64_t router_matrices(const Config& config);
 
 /// Throws UserError naming model.moe.<key>; `width` is the model's feed-forward's, which 0 stands for.
 Config resolve(const Config& config, int64_t width);

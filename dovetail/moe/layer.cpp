@@ -9,18 +9,10 @@
 #include "dovetail/base/error.h"
 #include "dovetail/moe/experts.h"
 #include "dovetail/ops/dispatch.h"
-#include "dovetail/ops/functions.h"
 
 namespace dovetail::moe {
 
-Router::Router(int64_t experts, int64_t width, c10::Device device) {
-  weight = register_parameter("weight", torch::empty({experts, width}, torch::dtype(torch::kFloat32).device(device)));
-}
-
-at::Tensor Router::forward(const at::Tensor& x) const { return dovetail::linear(x.to(weight.scalar_type()), weight); }
-
-Layer::Layer(const Config& config, const Options& options)
-    : config_(config), spec_(routing_spec(config)), activation_(options.activation) {
+Layer::Layer(const Config& config, const Options& options) : config_(config), activation_(options.activation) {
   DOVETAIL_CHECK(config.experts > 0 && config.ffn_width > 0, "{}: {} experts of width {}", options.name, config.experts,
                  config.ffn_width);
   const auto feed_forward = [&](int64_t width, const std::string& name) {
@@ -31,7 +23,7 @@ Layer::Layer(const Config& config, const Options& options)
                                                               .name = options.name + "." + name,
                                                               .device = options.device});
   };
-  router_ = register_module("router", std::make_shared<Router>(config.experts, options.width, options.device));
+  router_ = register_module("router", std::make_shared<Router>(config, options.width, options.name, options.device));
   torch::nn::ModuleList experts;
   register_module("experts", experts);
   for (int64_t e = 0; e < config.experts; ++e) {
@@ -43,19 +35,24 @@ Layer::Layer(const Config& config, const Options& options)
   reset_load();
 }
 
-Layer::Output Layer::forward(const at::Tensor& x) {
+Layer::Output Layer::forward(const at::Tensor& x, const Pass& pass) {
   const at::Tensor rows = x.reshape({-1, x.size(-1)});
-  const Routing routing = route(router_->forward(rows), spec_);
+  const auto [routing, loss] = router_->forward(x, pass);
   Output out;
-  out.loss = config_.load_loss * routing.load_loss + config_.z_loss * routing.z_loss;
+  out.loss = loss;
   if (x.is_meta()) {
     out.y = at::empty_like(x);
     return out;
   }
   const Dispatch to = dispatch(routing.expert, routing.slot, config_.experts);
   const auto* count = routing.count.const_data_ptr<int64_t>();
-  for (size_t e = 0; e < experts_.size(); ++e) load_.count[e] += count[e];
-  load_.dropped += routing.expert.numel() - to.rows();
+  if (!pass.again) {
+    for (size_t e = 0; e < experts_.size(); ++e) {
+      load_.count[e] += count[e];
+      load_.dropped += count[e];
+    }
+    load_.dropped -= to.rows();
+  }
   const bool quantized = std::ranges::any_of(
       experts_, [](const auto& expert) { return expert->up().quantized() || expert->down().quantized(); });
   at::Tensor y = use_kernel(Kernel::kExperts, rows) && !quantized ? grouped(rows, routing.weight, to)

@@ -9,21 +9,14 @@
 
 #include "dovetail/moe/config.h"
 #include "dovetail/moe/dispatch.h"
+#include "dovetail/moe/pass.h"
+#include "dovetail/moe/router.h"
 #include "dovetail/mx/feed_forward.h"
 
 namespace dovetail::moe {
 
-/// The logits of the experts: x weight^T, in float32 (float64 under float64) whatever the dtype of x. weight (E, C).
-class Router : public torch::nn::Module {
- public:
-  Router(int64_t experts, int64_t width, c10::Device device);
-  at::Tensor forward(const at::Tensor& x) const;  ///< (T, C) -> (T, E)
-
-  at::Tensor weight;
-};
-
 /// y = sum over a token's experts of weight * expert(x), and the shared experts of x (Shazeer et al. 2017).
-/// Parameters: router.weight (E, C), experts.<e>.up and .down as a FeedForward's, shared.up and .down.
+/// Parameters: the Router's, experts.<e>.up and .down as a FeedForward's, shared.up and .down.
 class Layer : public torch::nn::Module {
  public:
   struct Options {
@@ -38,10 +31,10 @@ class Layer : public torch::nn::Module {
 
   struct Output {
     at::Tensor y;     ///< as x
-    at::Tensor loss;  ///< scalar: the router's losses with their coefficients, a mean over the tokens
+    at::Tensor loss;  ///< scalar: the Router's
   };
   /// x (..., C). Tokens that all experts dropped get 0 (and the shared experts): the residual carries them on.
-  Output forward(const at::Tensor& x);
+  Output forward(const at::Tensor& x, const Pass& pass = {});
 
   /// Of the forward passes since `reset_load`.
   struct Load {
@@ -50,7 +43,12 @@ class Layer : public torch::nn::Module {
     int64_t choices() const { return std::accumulate(count.begin(), count.end(), int64_t{0}); }
   };
   const Load& load() const { return load_; }
-  void reset_load() { load_ = {.count = std::vector<int64_t>(experts_.size(), 0)}; }
+  void reset_load() {
+    load_ = {.count = std::vector<int64_t>(experts_.size(), 0)};
+    router_->begin_step();
+  }
+
+  Router& router() { return *router_; }
 
  private:
   /// y (T, C), float32 sums, of the experts that are not shared: all as one operation, or one after another, each a
@@ -59,7 +57,6 @@ class Layer : public torch::nn::Module {
   at::Tensor one_by_one(const at::Tensor& rows, const at::Tensor& weight, const Dispatch& to) const;
 
   Config config_;
-  RoutingSpec spec_;
   std::string activation_;
   std::shared_ptr<Router> router_;
   std::vector<std::shared_ptr<FeedForward>> experts_;

@@ -5,8 +5,10 @@
 #include <tuple>
 
 #include "dovetail/base/error.h"
+#include "dovetail/moe/balance.h"
 #include "dovetail/moe/dispatch.h"
 #include "dovetail/moe/experts.h"
+#include "dovetail/moe/noisy.h"
 #include "dovetail/moe/routing.h"
 #include "dovetail/ops/dispatch.h"
 
@@ -22,8 +24,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
     c10::string_view slot_order, c10::string_view drop, double capacity_factor, int64_t capacity,
     bool batch_prioritized, const std::optional<at::Tensor>& bias, int64_t num_groups, int64_t top_groups, double scale,
     c10::string_view aux, c10::string_view group_score, c10::string_view capacity_rule,
-    const std::optional<at::Tensor>& draw, bool draw_frees_slot) {
+    const std::optional<at::Tensor>& draw, bool draw_frees_slot, c10::string_view router,
+    const std::optional<at::Tensor>& chosen, int64_t sequence) {
   const RoutingSpec spec = {.k = k,
+                            .selection = parse_selection(view(router)),
                             .score = parse_score(view(score)),
                             .normalize = parse_normalize(view(normalize)),
                             .scale = scale,
@@ -37,9 +41,23 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
                             .top_groups = top_groups,
                             .group_score = parse_group_score(view(group_score)),
                             .load_count = parse_load_count(view(aux)),
+                            .sequence = sequence,
                             .draw_frees_slot = draw_frees_slot};
-  const Routing routing = route(logits, spec, bias.value_or(at::Tensor()), draw.value_or(at::Tensor()));
+  const Routing routing = route(logits, spec,
+                                {.bias = bias.value_or(at::Tensor()),
+                                 .draw = draw.value_or(at::Tensor()),
+                                 .chosen = chosen.value_or(at::Tensor())});
   return {routing.expert, routing.slot, routing.weight, routing.count, routing.load_loss, routing.z_loss};
+}
+
+at::Tensor library_sinkhorn(const at::Tensor& logits) {
+  check_logits("moe_sinkhorn", logits);
+  return logits.is_meta() ? at::empty_like(logits, at::kDouble) : sinkhorn(logits);
+}
+
+at::Tensor library_base(const at::Tensor& logits) {
+  check_logits("moe_base", logits);
+  return logits.is_meta() ? at::empty({logits.size(0)}, logits.options().dtype(at::kInt)) : assign_balanced(logits);
 }
 
 std::tuple<at::Tensor, at::Tensor> library_expert_choice(const at::Tensor& logits, int64_t capacity) {
@@ -78,9 +96,16 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
       "moe_route(Tensor logits, int k, str score=\"softmax\", str normalize=\"before\", str slot_order=\"choice\", "
       "str drop=\"position\", float capacity_factor=1.0, int capacity=0, bool batch_prioritized=False, "
       "Tensor? bias=None, int num_groups=1, int top_groups=1, float scale=1.0, str aux=\"first_choice\", "
-      "str group_score=\"top2\", str capacity_rule=\"tutel\", Tensor? draw=None, bool draw_frees_slot=False) "
+      "str group_score=\"top2\", str capacity_rule=\"tutel\", Tensor? draw=None, bool draw_frees_slot=False, "
+      "str router=\"top_k\", Tensor? chosen=None, int sequence=0) "
       "-> (Tensor expert_idx, Tensor slot, Tensor weight, Tensor count, Tensor aux_loss, Tensor z_loss)",
       dovetail::moe::library_route);
+  m.def("moe_sinkhorn(Tensor logits) -> Tensor", dovetail::moe::library_sinkhorn);
+  m.def("moe_base(Tensor logits) -> Tensor expert_idx", dovetail::moe::library_base);
+  m.def("moe_importance_loss(Tensor weight, Tensor expert_idx, int num_experts) -> Tensor",
+        dovetail::moe::importance_loss);
+  m.def("moe_smooth_load_loss(Tensor logits, Tensor noise, Tensor noise_scale, int k) -> Tensor",
+        dovetail::moe::smooth_load_loss);
   m.def("moe_expert_choice(Tensor logits, int capacity) -> (Tensor token_idx, Tensor weight)",
         dovetail::moe::library_expert_choice);
   m.def(

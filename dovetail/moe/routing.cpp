@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "dovetail/base/enum_names.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/moe/balance.h"
 #include "dovetail/moe/choose.h"
 #include "dovetail/moe/names.h"
 #include "dovetail/ops/dispatch.h"
@@ -19,19 +21,31 @@ namespace {
 constexpr double kLeastSum = 1e-20;
 constexpr int64_t kLeastMeshCapacity = 4;
 
-void check_logits(const char* name, const at::Tensor& logits) {
-  user_check(logits.dim() == 2 && logits.size(1) >= 1 && at::isFloatingType(logits.scalar_type()),
-             "{}: logits must be floating, (tokens, experts), but are {}", name, describe(logits));
-  user_check(logits.is_cpu() || logits.is_meta(), "{}: logits must be on the CPU, but are {}", name, describe(logits));
+void check_chosen(const at::Tensor& chosen, const at::Tensor& logits, const RoutingSpec& spec) {
+  user_check(spec.selection == Selection::kTopK, "moe_route: chosen stands in place of router; leave one of them out");
+  user_check(chosen.dim() == 2 && chosen.size(0) == logits.size(0) && chosen.size(1) == spec.k &&
+                 (chosen.scalar_type() == at::kInt || chosen.scalar_type() == at::kLong) &&
+                 chosen.device() == logits.device(),
+             "moe_route: chosen must be int32 or int64 and [{}, {}], k experts a token, but is {}", logits.size(0),
+             spec.k, describe(chosen));
+  if (chosen.is_meta() || chosen.numel() == 0) return;
+  const at::Tensor sorted = std::get<0>(chosen.sort(1));
+  const bool distinct = !(sorted.slice(1, 1) == sorted.slice(1, 0, -1)).any().item<bool>();
+  user_check(distinct && sorted.min().item<int64_t>() >= 0 && sorted.max().item<int64_t>() < logits.size(1),
+             "moe_route: chosen must name different experts for a token, 0 to {}", logits.size(1) - 1);
 }
 
-void check_beside(const at::Tensor& bias, const at::Tensor& draw, const at::Tensor& logits, const RoutingSpec& spec) {
+void check_inputs(const RoutingInputs& inputs, const at::Tensor& logits, const RoutingSpec& spec) {
+  const auto& [bias, draw, chosen] = inputs;
   const auto is_vector = [&](const at::Tensor& x, int64_t size) {
     return x.dim() == 1 && x.size(0) == size && at::isFloatingType(x.scalar_type()) && x.device() == logits.device();
   };
   user_check(!bias.defined() || is_vector(bias, logits.size(1)),
              "moe_route: bias must be floating and [{}], one number an expert, but is {}", logits.size(1),
              describe(bias));
+  user_check(!bias.defined() || (spec.selection == Selection::kTopK && !chosen.defined()),
+             "moe_route: bias is added where router = \"top_k\" chooses, but the experts are chosen otherwise");
+  if (chosen.defined()) check_chosen(chosen, logits, spec);
   if (!draw.defined()) return;
   user_check(spec.k == 2, "moe_route: draw is for the second of two choices, but k = {}", spec.k);
   user_check(is_vector(draw, logits.size(0)),
@@ -44,6 +58,23 @@ at::Tensor computed(const at::Tensor& logits) {
   return logits.to(logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat).contiguous();
 }
 
+at::Tensor select(const at::Tensor& x, const at::Tensor& scores, const RoutingInputs& inputs, const RoutingSpec& spec) {
+  if (inputs.chosen.defined()) return inputs.chosen.to(at::kInt).contiguous();
+  const at::Tensor& bias = inputs.bias;
+  switch (spec.selection) {
+    case Selection::kTopK:
+      return choose_experts(scores, bias.defined() ? bias.detach().to(scores.scalar_type()).contiguous() : bias, spec);
+    case Selection::kSinkhorn:
+      return choose_experts(sinkhorn(x), {}, spec);
+    case Selection::kBase:
+      return assign_balanced(x).unsqueeze(1);
+    case Selection::kBalanced:
+      return assign_in_turn(x.size(0), x.size(1), spec.k);
+  }
+  DOVETAIL_CHECK(false, "no selection has the number {}", static_cast<int>(spec.selection));
+  return {};
+}
+
 Routing shapes_alone(const at::Tensor& x, int64_t k) {
   const int64_t tokens = x.size(0), experts = x.size(1);
   const auto indices = x.options().dtype(at::kInt);
@@ -52,18 +83,25 @@ Routing shapes_alone(const at::Tensor& x, int64_t k) {
           .weight = at::empty({tokens, k}, x.options()),
           .count = at::empty({experts}, x.options().dtype(at::kLong)),
           .load_loss = at::empty({}, x.options()),
+          .mean_score = at::empty({experts}, x.options()),
           .z_loss = at::empty({}, x.options())};
 }
 
-at::Tensor load_loss(const at::Tensor& scores, const Routing& routing, const RoutingSpec& spec) {
-  const int64_t tokens = scores.size(0), experts = scores.size(1);
-  const bool first = spec.load_count == LoadCount::kFirstChoice;
-  const at::Tensor counted = first ? count_choices(routing.expert.narrow(1, 0, 1), experts) : routing.count;
-  const auto choices = static_cast<double>(first ? tokens : tokens * spec.k);
-  const at::Tensor share = counted.to(scores.scalar_type()) * (static_cast<double>(experts) / choices);
-  const at::Tensor mean =
-      spec.score == Score::kSoftmax ? scores.mean(0) : (scores / scores.sum(1, true).clamp_min(kLeastSum)).mean(0);
-  return share.dot(mean);
+/// Scores that add to 1 over the experts.
+at::Tensor shares(const at::Tensor& scores, const RoutingSpec& spec) {
+  return spec.score == Score::kSoftmax ? scores : scores / scores.sum(1, true).clamp_min(kLeastSum);
+}
+
+at::Tensor load_loss(const at::Tensor& shares, const Routing& routing, const RoutingSpec& spec) {
+  const int64_t tokens = shares.size(0), experts = shares.size(1);
+  const int64_t size = spec.sequence > 0 ? spec.sequence : tokens;
+  const int64_t counted = spec.load_count == LoadCount::kFirstChoice ? 1 : spec.k;
+  const at::Tensor expert = routing.expert.narrow(1, 0, counted);
+  at::Tensor sum = at::zeros({}, shares.options());
+  for (int64_t begin = 0; begin < tokens; begin += size)
+    sum = sum + load_balance(count_choices(expert.narrow(0, begin, size), experts), static_cast<double>(size * counted),
+                             shares.narrow(0, begin, size).mean(0));
+  return sum / (tokens / size);
 }
 
 /// Over the choices of which `kept` (T, k) says so, or all if it is undefined.
@@ -73,6 +111,17 @@ at::Tensor normalized(const at::Tensor& weight, const at::Tensor& kept) {
 }
 
 }  // namespace
+
+void check_logits(const char* op, const at::Tensor& logits) {
+  user_check(logits.dim() == 2 && logits.size(1) >= 1 && at::isFloatingType(logits.scalar_type()),
+             "{}: logits must be floating, (tokens, experts), but are {}", op, describe(logits));
+  user_check(logits.is_cpu() || logits.is_meta(), "{}: logits must be on the CPU, but are {}", op, describe(logits));
+}
+
+at::Tensor load_balance(const at::Tensor& counts, double choices, const at::Tensor& mean_score) {
+  const auto experts = static_cast<double>(counts.size(0));
+  return (counts.to(mean_score.scalar_type()) * (experts / choices)).dot(mean_score);
+}
 
 int64_t capacity(const RoutingSpec& spec, int64_t tokens, int64_t experts, int64_t largest_count) {
   const double factor = spec.capacity_factor, t = static_cast<double>(tokens), e = static_cast<double>(experts),
@@ -108,9 +157,15 @@ void check_spec(std::string_view owner, const RoutingSpec& spec, int64_t experts
   const int64_t candidates = experts / spec.groups * spec.top_groups;
   user_check(spec.k <= candidates, "{}: k = {} is more than the {} experts of top_groups = {}", owner, spec.k,
              candidates, spec.top_groups);
+  user_check(spec.selection == Selection::kTopK || (spec.groups == 1 && spec.top_groups == 1),
+             "{}: num_groups and top_groups are read by top-k routers, not by router = \"{}\"", owner,
+             kSelectionNames[static_cast<size_t>(spec.selection)]);
+  user_check(spec.selection != Selection::kBase || spec.k == 1,
+             "{}: router = \"base\" gives each token one expert, but k = {}; use k = 1", owner, spec.k);
   user_check(std::isfinite(spec.scale), "{}: scale = {} must be finite", owner, spec.scale);
   user_check(std::isfinite(spec.capacity_factor), "{}: capacity_factor = {} must be finite", owner,
              spec.capacity_factor);
+  user_check(spec.sequence >= 0, "{}: sequence = {} must not be negative", owner, spec.sequence);
   user_check(spec.capacity >= 0, "{}: capacity = {} must not be negative", owner, spec.capacity);
   if (spec.drop != Drop::kNone && spec.capacity == 0 && spec.capacity_factor <= 0 &&
       spec.capacity_rule != CapacityRule::kTutel) {
@@ -121,11 +176,13 @@ void check_spec(std::string_view owner, const RoutingSpec& spec, int64_t experts
   }
 }
 
-Routing route(const at::Tensor& logits, const RoutingSpec& spec, const at::Tensor& bias, const at::Tensor& draw) {
+Routing route(const at::Tensor& logits, const RoutingSpec& spec, const RoutingInputs& inputs) {
   check_logits("moe_route", logits);
   const int64_t tokens = logits.size(0), experts = logits.size(1);
   check_spec("moe_route", spec, experts);
-  check_beside(bias, draw, logits, spec);
+  check_inputs(inputs, logits, spec);
+  user_check(spec.sequence == 0 || tokens % spec.sequence == 0,
+             "moe_route: sequence = {} does not divide the {} rows of logits", spec.sequence, tokens);
   const at::Tensor x = computed(logits);
   if (x.is_meta()) return shapes_alone(x, spec.k);
   const TraceSpan span("dovetail::moe_route");
@@ -133,14 +190,13 @@ Routing route(const at::Tensor& logits, const RoutingSpec& spec, const at::Tenso
   const at::Tensor scores = spec.score == Score::kSoftmax ? at::softmax(x, 1) : at::sigmoid(x);
   const at::Tensor fixed = scores.detach().contiguous();
   Routing routing;
-  routing.expert =
-      choose_experts(fixed, bias.defined() ? bias.detach().to(fixed.scalar_type()).contiguous() : bias, spec);
+  routing.expert = select(x.detach(), fixed, inputs, spec);
   routing.count = count_choices(routing.expert, experts);
 
   const at::Tensor chosen = scores.gather(1, routing.expert.to(at::kLong));
   const at::Tensor chosen_fixed = chosen.detach().contiguous();
   at::Tensor drawn_out;
-  if (draw.defined()) drawn_out = 2 * normalized(chosen_fixed, {}).select(1, 1) < draw;
+  if (inputs.draw.defined()) drawn_out = 2 * normalized(chosen_fixed, {}).select(1, 1) < inputs.draw;
   if (spec.drop != Drop::kNone) {
     const bool reads_count = spec.capacity == 0 && spec.capacity_factor <= 0 && tokens > 0;
     routing.capacity = capacity(spec, tokens, experts, reads_count ? routing.count.max().item<int64_t>() : 0);
@@ -154,9 +210,12 @@ Routing route(const at::Tensor& logits, const RoutingSpec& spec, const at::Tenso
     routing.weight = normalized(chosen, spec.normalize == Normalize::kAfter ? kept : at::Tensor());
   routing.weight = at::where(kept, routing.weight * spec.scale, at::zeros({}, x.options()));
   if (tokens == 0) {  // a mean of nothing; still differentiable
+    routing.mean_score = x.sum(0);
     routing.load_loss = routing.z_loss = x.sum();
   } else {
-    routing.load_loss = load_loss(scores, routing, spec);
+    const at::Tensor of_one = shares(scores, spec);
+    routing.mean_score = of_one.mean(0);
+    routing.load_loss = load_loss(of_one, routing, spec);
     routing.z_loss = at::logsumexp(x, 1).square().mean();
   }
   return routing;
@@ -176,6 +235,43 @@ ExpertChoice choose_tokens(const at::Tensor& logits, int64_t capacity) {
   return {token, scores.t().gather(1, token.to(at::kLong))};
 }
 
+Routing route_by_experts(const at::Tensor& logits, int64_t k, double scale) {
+  check_logits("moe_expert_choice", logits);
+  const int64_t tokens = logits.size(0), experts = logits.size(1);
+  const at::Tensor x = computed(logits);
+  if (x.is_meta() || tokens == 0) {
+    Routing none = shapes_alone(x, 1);
+    if (tokens == 0) none.count.zero_(), none.load_loss = none.z_loss = x.sum();
+    return none;
+  }
+  const int64_t slots = std::min(tokens, (tokens * k + experts - 1) / experts);
+  const ExpertChoice chosen = choose_tokens(x, slots);
+  const at::Tensor taken = count_choices(chosen.token, tokens);
+  const int64_t most = taken.max().item<int64_t>();
+  Routing routing = shapes_alone(x, most);
+  routing.expert.zero_();
+  routing.slot.fill_(-1);
+  at::Tensor source = at::zeros({tokens, most}, at::kLong);  // in chosen.weight
+  const auto* token = chosen.token.const_data_ptr<int32_t>();
+  std::vector<int64_t> next(static_cast<size_t>(tokens), 0);
+  for (int64_t i = 0; i < chosen.token.numel(); ++i) {
+    const int64_t at = token[i] * most + next[static_cast<size_t>(token[i])]++;
+    routing.expert.mutable_data_ptr<int32_t>()[at] = static_cast<int32_t>(i / slots);
+    routing.slot.mutable_data_ptr<int32_t>()[at] = static_cast<int32_t>(i % slots);
+    source.mutable_data_ptr<int64_t>()[at] = i;
+  }
+  const at::Tensor weight = chosen.weight.reshape({-1}).index_select(0, source.view({-1})).view({tokens, most});
+  routing.weight = at::where(routing.slot >= 0, weight * scale, at::zeros({}, x.options()));
+  routing.count.fill_(slots);
+  routing.load_loss = at::zeros({}, x.options());
+  routing.z_loss = at::logsumexp(x, 1).square().mean();
+  routing.capacity = slots;
+  return routing;
+}
+
+Selection parse_selection(std::string_view text) {
+  return parse_enum<Selection>("moe", "router", text, kSelectionNames);
+}
 Score parse_score(std::string_view text) { return parse_enum<Score>("moe", "score", text, kScoreNames); }
 Normalize parse_normalize(std::string_view text) {
   return parse_enum<Normalize>("moe", "normalize", text, kNormalizeNames);

@@ -12,6 +12,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/models/gpt.h"
+#include "dovetail/train/router_bias.h"
 
 namespace dovetail {
 namespace {
@@ -84,6 +85,7 @@ void load_parameters(GPT& model, const Snapshot& snapshot, const std::filesystem
                fmt::join(found->second.sizes(), "x"), fmt::join(item.value().sizes(), "x"));
     item.value().copy_(found->second);
   }
+  RouterBias(model).load(snapshot.tensors);
 }
 
 }  // namespace

@@ -151,6 +151,11 @@ ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOption
   const int64_t share = largest_share(config, group);
   run.micro_batch = config.train.micro_batch > 0 ? std::min(config.train.micro_batch, share) : share;
 
+  user_check(config.model.moe.load_scope != "global_batch" || config.train.batch % group.size() == 0,
+             "model.moe.load_scope = \"global_batch\" counts over the ranks in every micro-batch, but train.batch = {} "
+             "is not the same for each of the {} ranks; use a multiple of them",
+             config.train.batch, group.size());
+
   run.data = resolve_data(run.config, group, options);
   run.config.model = resolve_model_config(run.config.model, run.data.tokenizer_vocab);
   user_check(run.config.model.vocab_size >= run.data.tokenizer_vocab,

@@ -35,7 +35,7 @@ TrainStep::TrainStep(std::shared_ptr<GPT> model, Optimizer& optimizer, std::shar
   DOVETAIL_CHECK(options_.micro_batch > 0, "micro_batch {}", options_.micro_batch);
 }
 
-StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop) {
+StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop, const StepPlace& place) {
   const int64_t samples = tokens.size(0);
   DOVETAIL_CHECK(samples > 0, "a rank without samples");
   at::Tensor loss_sum, router_sum;
@@ -43,6 +43,8 @@ StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop) 
     const at::Tensor detached = part.detach().to(at::kDouble);
     to = to.defined() ? to + detached : detached;
   };
+  moe::Pass pass = {.training = true, .seed = place.seed};
+  if (group_->size() > 1) pass.sum_over_ranks = [this](at::Tensor& sums) { group_->all_reduce(sums); };
   int64_t weight = 0;
   reducer_.begin();
   for (int64_t first = 0; first < samples; first += options_.micro_batch) {
@@ -50,7 +52,8 @@ StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop) 
     LossSum loss;
     {
       const TraceSpan span("forward");
-      loss = model_->loss(tokens.narrow(0, first, size));
+      pass.first_token = (place.first_sample + first) * (tokens.size(1) - 1);
+      loss = model_->loss(tokens.narrow(0, first, size), pass);
     }
     if (first + size == samples) reducer_.arm();
     const TraceSpan span("backward");

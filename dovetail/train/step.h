@@ -17,6 +17,12 @@ struct StepOptions {
   int64_t bucket_bytes = 4 << 20;
 };
 
+/// Where the samples of a rank stand: what is random in a step depends on it and on nothing else.
+struct StepPlace {
+  uint64_t seed = 0;         ///< of the step, the same on all ranks
+  int64_t first_sample = 0;  ///< index of the rank's first sample in the batch of all ranks
+};
+
 /// What all ranks agree on after a step: the same bits on each.
 struct StepOutcome {
   double loss = 0;                    ///< nats per token of the global batch
@@ -34,7 +40,7 @@ class TrainStep {
   TrainStep(std::shared_ptr<GPT> model, Optimizer& optimizer, std::shared_ptr<Group> group, StepOptions options);
 
   /// tokens (samples of this rank, T + 1) on the CPU. All ranks together.
-  StepOutcome run(const at::Tensor& tokens, double lr, bool want_stop);
+  StepOutcome run(const at::Tensor& tokens, double lr, bool want_stop, const StepPlace& place = {});
 
   /// The reduced gradient sums of the last step (not divided by tokens).
   const GradientReducer& gradients() const { return reducer_; }

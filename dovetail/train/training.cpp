@@ -33,12 +33,17 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
   quantization_.emplace(*model_, config.precision, run_.precision.name);
   optimizer_->bind(*model_);
   expert_load_.emplace(*model_);
+  router_bias_.emplace(*model_);
   if (resumed) {
-    std::map<std::string, at::Tensor> of_optimizer, of_quantization;
-    for (const auto& [name, tensor] : tensors)
-      (name.starts_with(Quantization::kTensorPrefix) ? of_quantization : of_optimizer)[name] = tensor;
+    std::map<std::string, at::Tensor> of_optimizer, of_quantization, of_routers;
+    for (const auto& [name, tensor] : tensors) {
+      const bool quantizes = name.starts_with(Quantization::kTensorPrefix),
+                 routes = name.starts_with(RouterBias::kTensorPrefix);
+      (quantizes ? of_quantization : routes ? of_routers : of_optimizer)[name] = tensor;
+    }
     restore(*optimizer_, of_optimizer, state_.updates, *group_);
     quantization_->load(of_quantization, *group_);
+    router_bias_->load(of_routers, *group_);
   }
   step_.emplace(
       model_, *optimizer_, group_,
@@ -90,12 +95,16 @@ bool Training::train_step(StepTimings& timings) {
   const double begin_s = now_seconds();
   const at::Tensor tokens = loader_->step(state_.step);
   const double data_s = now_seconds() - begin_s;
-  quantization_->begin_step(mix_seed(mix_seed(static_cast<uint64_t>(config.run.seed), static_cast<uint64_t>(number)),
-                                     static_cast<uint64_t>(group_->rank())),
-                            quantization_report_due(number));
+  const uint64_t seed = mix_seed(static_cast<uint64_t>(config.run.seed), static_cast<uint64_t>(number));
+  quantization_->begin_step(mix_seed(seed, static_cast<uint64_t>(group_->rank())), quantization_report_due(number));
   expert_load_->begin_step();
-  const StepOutcome outcome = step_->run(tokens, lr, stop_requested() || time_is_up());
-  if (!outcome.skipped) quantization_->end_step(*group_);
+  const StepOutcome outcome =
+      step_->run(tokens, lr, stop_requested() || time_is_up(),
+                 {.seed = seed, .first_sample = config.train.batch * group_->rank() / group_->size()});
+  if (!outcome.skipped) {
+    quantization_->end_step(*group_);
+    router_bias_->end_step(*group_);
+  }
   const double step_s = now_seconds() - begin_s;
   if (output_) output_->end_step(number);
 
@@ -177,6 +186,7 @@ void Training::save_if_due(bool stopping, StepTimings& timings) {
     output_->sync();
     std::map<std::string, at::Tensor> tensors = optimizer_->tensors();
     tensors.merge(quantization_->tensors());
+    tensors.merge(router_bias_->tensors());
     checkpoints_->save_async({.step = state_.step,
                               .tensors = std::move(tensors),
                               .state = checkpoint_state(state_, run_, store().tokenizer(), group_->size())});

@@ -13,6 +13,7 @@
 #include "dovetail/train/quantization.h"
 #include "dovetail/train/resolve.h"
 #include "dovetail/train/resume.h"
+#include "dovetail/train/router_bias.h"
 #include "dovetail/train/run_folder.h"
 #include "dovetail/train/run_output.h"
 #include "dovetail/train/step.h"
@@ -57,6 +58,7 @@ class Training {
   std::shared_ptr<GPT> model_;
   std::optional<Quantization> quantization_;
   std::optional<ExpertLoad> expert_load_;
+  std::optional<RouterBias> router_bias_;
   std::optional<Optimizer> optimizer_;
   std::optional<TrainStep> step_;
   std::optional<Loader> loader_;

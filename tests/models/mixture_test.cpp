@@ -26,9 +26,16 @@ ModelConfig mixture() {
   return c;
 }
 
+ModelConfig mixture_by(const std::string& router) {
+  ModelConfig c = mixture();
+  c.moe.router = router;
+  if (router == "hash") c.moe.z_loss = 0;
+  return c;
+}
+
 std::map<std::string, at::Tensor> gradients(GPT& model, const at::Tensor& tokens) {
   model.zero_grad();
-  const LossSum loss = model.loss(tokens);
+  const LossSum loss = model.loss(tokens, {.training = true, .seed = 5});
   loss.trained().backward();
   std::map<std::string, at::Tensor> result;
   for (const auto& item : model.named_parameters()) result[item.key()] = item.value().grad().clone();
@@ -44,8 +51,11 @@ TEST(Mixture, EverySecondBlockHasExperts) {
   for (const auto& name : names) EXPECT_FALSE(name.starts_with("blocks.1.ffn.") || name.starts_with("blocks.0.moe."));
 }
 
-TEST(Mixture, SizeCountsItsParametersAndThoseATokenMeets) {
-  ModelConfig with_biases = mixture();
+class Size : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Mixture, Size, ::testing::Values("top_k", "noisy_top_k", "hash"));
+
+TEST_P(Size, CountsItsParametersAndThoseATokenMeets) {
+  ModelConfig with_biases = mixture_by(GetParam());
   with_biases.bias = true;
   const ModelConfig config = resolve_model_config(with_biases, 0);
   const GPT model(config, c10::kMeta);
@@ -86,18 +96,33 @@ TEST(Mixture, RoutersStayInFloat32UnderBfloat16) {
 }
 
 TEST(Mixture, RecomputingGivesTheSameBits) {
-  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
-    const auto model = make_model(mixture(), 1, dtype);
+  for (const auto& [router, dtype] : std::vector<std::pair<const char*, at::ScalarType>>{{"top_k", at::kFloat},
+                                                                                         {"top_k", at::kBFloat16},
+                                                                                         {"noisy_top_k", at::kDouble},
+                                                                                         {"sinkhorn", at::kFloat},
+                                                                                         {"balanced", at::kFloat},
+                                                                                         {"expert_choice", at::kFloat},
+                                                                                         {"hash", at::kFloat}}) {
+    ModelConfig config = mixture_by(router);
+    if (config.moe.router == "top_k") config.moe.second_expert = "random";
+    const auto model = make_model(config, 1, dtype);
     const auto tokens = random_tokens(3, 11, model->config().vocab_size);
     const auto kept = gradients(*model, tokens);
     model->checkpoint_activations = true;
+    moe::Layer& layer = *model->blocks()[1]->experts();
+    layer.reset_load();
     for (const auto& [name, gradient] : gradients(*model, tokens))
-      EXPECT_TRUE(at::equal(gradient, kept.at(name))) << name;
+      EXPECT_TRUE(at::equal(gradient, kept.at(name))) << router << " " << name;
+    EXPECT_EQ(layer.load().choices(), 3 * 10 * 2);  // counted once
   }
 }
 
-TEST(Mixture, DecodingWithACacheRoutesAsTheWholeSequenceDoes) {
-  const auto model = make_model(mixture());
+// Not of experts that choose among a pass's tokens, nor of those taken in turn.
+class Decoding : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Mixture, Decoding, ::testing::Values("top_k", "noisy_top_k", "sinkhorn", "hash"));
+
+TEST_P(Decoding, WithACacheRoutesAsTheWholeSequenceDoes) {
+  const auto model = make_model(mixture_by(GetParam()));
   const auto tokens = random_tokens(2, 12, model->config().vocab_size);
   const auto whole = model->logits(tokens);
   KvCache cache;
@@ -108,11 +133,14 @@ TEST(Mixture, DecodingWithACacheRoutesAsTheWholeSequenceDoes) {
 }
 
 TEST(Mixture, RunsOnTheMetaDevice) {
-  const auto config = resolve_model_config(mixture(), 0);
-  GPT model(config, c10::kMeta);
-  const auto loss = model.loss(at::empty({2, config.context + 1}, torch::dtype(torch::kLong).device(c10::kMeta)));
-  EXPECT_EQ(loss.sum.dim(), 0);
-  EXPECT_EQ(loss.router.dim(), 0);
+  for (const char* router : {"top_k", "noisy_top_k", "sinkhorn", "balanced", "expert_choice", "hash"}) {
+    const auto config = resolve_model_config(mixture_by(router), 0);
+    GPT model(config, c10::kMeta);
+    const auto loss = model.loss(at::empty({2, config.context + 1}, torch::dtype(torch::kLong).device(c10::kMeta)));
+    EXPECT_EQ(loss.sum.dim(), 0);
+    ASSERT_EQ(loss.router.defined(), config.moe.router != "hash");
+    if (loss.router.defined()) EXPECT_EQ(loss.router.dim(), 0);
+  }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "dovetail/base/error.h"
 #include "dovetail/moe/dispatch.h"
@@ -108,6 +109,58 @@ TEST(MoeLayer, IsItsExpertsTokenByToken) {
   sigmoid.top_groups = 2;
   sigmoid.scale = 2.5;
   expect_plain_loops(sigmoid, x);
+}
+
+TEST(MoeLayer, ExpertsThatChooseTheirTokens) {
+  constexpr int64_t kTokens = 37;
+  Config c = config(5, 2);
+  c.router = "expert_choice";
+  c.scale = 1.5;
+  c.z_loss = 0.1;
+  const auto made = layer(resolve(c, kFfnWidth));
+  const at::Tensor x = random({kTokens, kWidth}, 50).requires_grad_();
+  const at::Tensor logits = at::linear(x, made->named_parameters()["router.weight"]), p = at::softmax(logits, 1);
+  std::vector<at::Tensor> rows(kTokens, at::zeros({kWidth}, at::kDouble));
+  for (int64_t e = 0; e < 5; ++e) {
+    std::vector<int64_t> best(kTokens);
+    std::iota(best.begin(), best.end(), 0);
+    std::stable_sort(best.begin(), best.end(),
+                     [&](int64_t a, int64_t b) { return p[a][e].item<double>() > p[b][e].item<double>(); });
+    for (size_t i = 0; i < 15; ++i) {  // ceil(37 * 2 / 5)
+      auto& y = rows[static_cast<size_t>(best[i])];
+      y = y + 1.5 * p[best[i]][e] * feed_forward(*made, "experts." + std::to_string(e), x[best[i]]);
+    }
+  }
+  const at::Tensor expected = at::stack(rows), direction = random({kTokens, kWidth}, 99);
+  const at::Tensor z_loss = 0.1 * at::logsumexp(logits, 1).square().mean();
+  const Layer::Output out = made->forward(x);
+  EXPECT_TRUE(at::allclose(out.y, expected, 1e-12, 1e-12));
+  EXPECT_TRUE(at::allclose(out.loss, z_loss, 1e-12));
+  EXPECT_EQ(made->load().count, std::vector<int64_t>(5, 15));
+  EXPECT_EQ(made->load().dropped, 0);
+  const auto found = gradients((out.y * direction).sum() + out.loss, *made, x);
+  const auto wanted = gradients((expected * direction).sum() + z_loss, *made, x);
+  for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::allclose(found[i], wanted[i], 1e-11, 1e-12)) << i;
+
+  EXPECT_EQ(made->forward(at::empty({0, kWidth}, at::kDouble)).y.size(0), 0);
+  made->forward(x.narrow(0, 0, 1));  // every expert takes the only token
+  EXPECT_EQ(made->load().choices(), 75 + 5);
+}
+
+TEST(MoeLayer, HashedTokensAreTheMeanOfTheirExperts) {
+  Config c = config(5, 2);
+  c.router = "hash";
+  const auto made = layer(resolve(c, kFfnWidth));
+  const at::Tensor x = random({2, 9, kWidth}, 50), ids = at::randint(100, {2, 9}, at::kLong);
+  const Pass pass = {.training = true, .tokens = ids};
+  const at::Tensor y = made->forward(x, pass).y;
+  const at::Tensor expert = made->router().forward(x, pass).routing.expert.view({2, 9, 2});
+  for (int64_t t = 0; t < 9; ++t) {
+    at::Tensor expected = at::zeros({kWidth}, at::kDouble);
+    for (int64_t j = 0; j < 2; ++j)
+      expected += 0.5 * feed_forward(*made, "experts." + std::to_string(expert[1][t][j].item<int>()), x[1][t]);
+    EXPECT_TRUE(at::allclose(y[1][t], expected, 1e-12, 1e-12));
+  }
 }
 
 TEST(MoeLayer, TakesTokensThatAllWantOneExpertAndNoneAtAll) {

@@ -1,4 +1,4 @@
-"""torch.ops.dovetail.moe_route and moe_expert_choice against plain loops in FP64 and the routers of transformers."""
+"""torch.ops.dovetail.moe_* against plain loops in FP64, a network simplex and the routers of transformers."""
 
 import functools
 import importlib
@@ -7,6 +7,7 @@ import math
 import random
 
 import dovetail  # noqa: F401
+import networkx
 import pytest
 import torch
 import torch.nn.functional as F
@@ -48,12 +49,13 @@ def capacity_by_rule(rule, tokens, experts, k, factor, largest):
 def reference(
     logits, k, score="softmax", normalize="before", slot_order="choice", drop="position", capacity_factor=1.0,
     capacity=0, batch_prioritized=False, bias=None, num_groups=1, top_groups=1, scale=1.0, aux="first_choice",
-    group_score="top2", capacity_rule="tutel", draw=None, draw_frees_slot=False,
+    group_score="top2", capacity_rule="tutel", draw=None, draw_frees_slot=False, chosen=None,
 ):  # fmt: skip
     tokens, experts = logits.shape
     p = [probabilities(row, score) for row in logits.tolist()]
     bias = [0.0] * experts if bias is None else bias.tolist()
-    chosen = [choose(row, k, bias, num_groups, top_groups, group_score) for row in p]
+    if chosen is None:
+        chosen = [choose(row, k, bias, num_groups, top_groups, group_score) for row in p]
     picked = [[p[t][e] for e in chosen[t]] for t in range(tokens)]
     count = [sum(e in row for row in chosen) for e in range(experts)]
     limit = capacity or capacity_by_rule(capacity_rule, tokens, experts, k, capacity_factor, max(count))
@@ -95,8 +97,9 @@ def reference(
 
 
 def route(logits, k, **options):
-    """The operation, its tensor options in the dtype of the logits."""
-    return ops.moe_route(logits, k, **{n: v.to(logits.dtype) if torch.is_tensor(v) else v for n, v in options.items()})
+    """The operation, its floating options in the dtype of the logits."""
+    floating = {n: v.to(logits.dtype) for n, v in options.items() if torch.is_tensor(v) and n != "chosen"}
+    return ops.moe_route(logits, k, **options | floating)
 
 
 def check(ours, expected, dtype, tolerance):
@@ -205,6 +208,197 @@ def test_adversarial_logits(name, k):
             ours = route(x, k, **options)
             check(ours, reference(logits, k, **options), dtype, tolerance)
             assert torch.autograd.grad(ours[2].sum() + ours[4] + ours[5], x)[0].isfinite().all()
+
+
+def in_turn(tokens, experts, k):
+    return [[(t * k + j) % experts for j in range(k)] for t in range(tokens)]
+
+
+@pytest.mark.parametrize("tokens, experts, k", [(0, 4, 2), (1, 1, 1), (37, 8, 3), (64, 6, 6)])
+def test_given_experts_and_balanced_ones(tokens, experts, k):
+    logits, _ = random_logits(tokens, experts)
+    generator = random.Random(1)
+    some = [generator.sample(range(experts), k) for _ in range(tokens)]
+    for options in (
+        {},
+        {"capacity": 3, "drop": "probability", "normalize": "after"},
+        {"score": "sigmoid", "scale": 2.5},
+    ):
+        for dtype, tolerance in DTYPES:
+            x = logits.to(dtype)
+            for kind in (torch.int32, torch.int64):
+                given = torch.tensor(some, dtype=kind).reshape(tokens, k)
+                check(
+                    route(x, k, chosen=given, **options), reference(logits, k, chosen=some, **options), dtype, tolerance
+                )
+            expected = reference(logits, k, chosen=in_turn(tokens, experts, k), **options)
+            check(route(x, k, router="balanced", **options), expected, dtype, tolerance)
+
+
+def sinkhorn_by_loops(logits):
+    """Megatron's: rows, then columns, until the columns' factors rest."""
+    mass = [[math.exp(x - max(row)) for x in row] for row in logits.tolist()]
+    of_token, of_expert = [0.0] * len(mass), [1.0] * logits.shape[1]
+    for _ in range(1000):
+        for t, row in enumerate(mass):
+            of_token[t] = 1 / (len(mass) * math.fsum(m * f for m, f in zip(row, of_expert, strict=True)))
+        before = of_expert
+        sums = [math.fsum(row[e] * f for row, f in zip(mass, of_token, strict=True)) for e in range(len(before))]
+        of_expert = [1 / (len(before) * x) for x in sums]
+        if sum(abs(a - b) for a, b in zip(before, of_expert, strict=True)) <= 1e-4 * sum(of_expert):
+            break
+    return [[m * f * g for m, f in zip(row, of_expert, strict=True)] for row, g in zip(mass, of_token, strict=True)]
+
+
+@pytest.mark.parametrize("tokens, experts, k", [(1, 1, 1), (40, 8, 1), (193, 60, 4)])
+def test_sinkhorn(tokens, experts, k):
+    logits = random_logits(tokens, experts)[0]
+    plan, expected = ops.moe_sinkhorn(logits), sinkhorn_by_loops(logits)
+    torch.testing.assert_close(plan, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
+    torch.testing.assert_close(plan.sum(0), torch.full((experts,), 1 / experts).double())
+    chosen = [sorted(range(experts), key=lambda e: (-row[e], e))[:k] for row in plan.tolist()]
+    for dtype, tolerance in DTYPES:
+        ours = route(logits.to(dtype), k, router="sinkhorn", drop="none")
+        check(ours, reference(logits, k, chosen=chosen, drop="none"), dtype, tolerance)
+
+
+def test_sinkhorn_spreads_what_softmax_piles_up():
+    logits = torch.randn(512, 8, generator=torch.manual_seed(0)) + torch.arange(8)
+    greedy, even = (route(logits, 1, router=router)[3] for router in ("top_k", "sinkhorn"))
+    assert greedy.max() > 4 * 64 and even.min() > 0.7 * 64 and even.max() < 1.4 * 64
+    assert ops.moe_sinkhorn(torch.zeros(0, 4)).shape == (0, 4)
+    for bad in (math.nan, -math.inf):
+        assert ops.moe_sinkhorn(torch.tensor([[bad, 1.0], [0.0, 2.0]])).isfinite().all()
+
+
+def largest_total(scores):
+    """Of assignments that give each expert floor or ceil of an even share: a minimum-cost flow by network simplex."""
+    tokens, experts = len(scores), len(scores[0])
+    graph = networkx.DiGraph()
+    for t, row in enumerate(scores):
+        graph.add_node(("token", t), demand=-1)
+        for e, score in enumerate(row):
+            graph.add_edge(("token", t), e, capacity=1, weight=-score)
+    for e in range(experts):
+        graph.add_node(e, demand=tokens // experts)
+        graph.add_edge(e, "extra", capacity=1, weight=0)
+    graph.add_node("extra", demand=tokens % experts)
+    return -networkx.network_simplex(graph)[0]
+
+
+@pytest.mark.parametrize("tokens, experts", [(0, 3), (1, 4), (3, 4), (8, 1), (24, 8), (61, 7), (120, 16), (100, 3)])
+@pytest.mark.parametrize("kind", ["normal", "few", "equal", "popular"])
+def test_base_is_the_best_balanced_assignment(tokens, experts, kind):
+    generator = torch.Generator().manual_seed(tokens)
+    scores = (1024 * torch.randn(tokens, experts, generator=generator)).round()  # exact, whatever the order of sums
+    if kind == "few":
+        scores = (scores / 1024).round()
+    elif kind == "equal":
+        scores = torch.zeros(tokens, experts)
+    elif kind == "popular":
+        scores[:, 0] += 5000
+    expert = ops.moe_base(scores)
+    assert expert.dtype == torch.int32 and expert.shape == (tokens,)
+    count = torch.bincount(expert, minlength=experts)
+    assert count.min() >= tokens // experts and count.max() <= -(-tokens // experts) and count.sum() == tokens
+    total = scores[torch.arange(tokens), expert.long()].sum().item()
+    assert total == (largest_total(scores.long().tolist()) if tokens else 0)
+    given = {"chosen": expert[:, None].tolist(), "score": "sigmoid", "drop": "none"}
+    ours = route(scores.double() / 1024, 1, router="base", score="sigmoid", drop="none")
+    check(ours, reference(scores / 1024, 1, **given), *DTYPES[0])
+
+
+def test_base_takes_what_is_not_finite():
+    """As -2^14 and 2^14: of the first three the second loses the least by expert 0."""
+    scores = torch.tensor([[math.nan, 0.0], [1.0, math.inf], [-math.inf, 1e30], [5.0, -1e30]])
+    assert ops.moe_base(scores).tolist() == [1, 0, 1, 0]
+
+
+def squared_variation(values):
+    mean = math.fsum(values) / len(values)
+    return math.fsum((x - mean) ** 2 for x in values) / len(values) / mean**2
+
+
+def noisy_losses(logits, noise, scale, weight, expert_idx, k):
+    """Importance and load loss of Shazeer et al. 2017 by their definitions."""
+    experts = logits.shape[1]
+    importance, load = [0.0] * experts, [0.0] * experts
+    for clean, n, s, weights, chosen in zip(
+        *(x.tolist() for x in (logits, noise, scale, weight, expert_idx)), strict=True
+    ):
+        for e, w in zip(chosen, weights, strict=True):
+            importance[e] += w
+        noisy = [a + b * c for a, b, c in zip(clean, n, s, strict=True)]
+        for e in range(experts):
+            others = sorted(noisy[:e] + noisy[e + 1 :], reverse=True)
+            z = (clean[e] - others[k - 1]) / s[e]
+            load[e] += 0.5 * (1 + math.erf(z / math.sqrt(2)))
+    return squared_variation(importance), squared_variation(load)
+
+
+@pytest.mark.parametrize("tokens, experts, k", [(1, 2, 1), (31, 5, 4), (64, 16, 2)])
+def test_noisy_losses(tokens, experts, k):
+    generator = torch.Generator().manual_seed(tokens)
+    logits, noise, raw = torch.randn(3, tokens, experts, generator=generator, dtype=torch.float64)
+    scale = F.softplus(raw) + 0.01
+    expert_idx, _, weight, *_ = route(logits + noise * scale, k, drop="none")
+    expected = noisy_losses(logits, noise, scale, weight, expert_idx, k)
+    for dtype, tolerance in DTYPES:
+        importance = ops.moe_importance_loss(weight.to(dtype), expert_idx, experts)
+        load = ops.moe_smooth_load_loss(*(x.to(dtype) for x in (logits, noise, scale)), k)
+        for ours, theirs in zip((importance, load), expected, strict=True):
+            assert ours.dtype == dtype and ours.shape == ()
+            torch.testing.assert_close(ours, torch.tensor(theirs, dtype=dtype), **tolerance)
+    leaves = [x.clone().requires_grad_() for x in (logits, scale, weight)]
+    losses = lambda x, s, w: (ops.moe_smooth_load_loss(x, noise, s, k), ops.moe_importance_loss(w, expert_idx, experts))  # noqa: E731
+    assert torch.autograd.gradcheck(losses, leaves)
+
+
+def test_noisy_losses_at_their_ends():
+    even, one = torch.tensor([[0, 1], [2, 3]]), torch.tensor([[0, 1], [1, 0]])
+    weight = torch.full((2, 2), 0.5)
+    assert ops.moe_importance_loss(weight, even, 4) == 0 and ops.moe_importance_loss(weight, one, 4) == 1
+    logits, scale = torch.randn(3, 7, 4)[:2], torch.ones(7, 4)
+    assert ops.moe_smooth_load_loss(logits[0], logits[1], scale, 4) == 0  # each expert has each token
+    assert ops.moe_smooth_load_loss(*torch.zeros(3, 0, 4), 2) == 0
+    for name, arguments in {
+        "noise": (logits[0], logits[1][:3], scale, 2), "noise_scale": (logits[0], logits[1], scale[0], 2),
+        "k": (logits[0], logits[1], scale, 5), "logits": (logits[0][0], logits[1], scale, 2),
+    }.items():  # fmt: skip
+        with pytest.raises(RuntimeError, match=rf"\b{name}\b"):
+            ops.moe_smooth_load_loss(*arguments)
+    for name, arguments in {
+        "weight": (even, even, 4), "expert_idx": (weight, even[:1], 4), "num_experts": (weight, even, 0),
+    }.items():  # fmt: skip
+        with pytest.raises(RuntimeError, match=rf"\b{name}\b"):
+            ops.moe_importance_loss(*arguments)
+
+
+@pytest.mark.parametrize("aux", WORDS["aux"])
+@pytest.mark.parametrize("score", WORDS["score"])
+def test_load_loss_of_sequences(score, aux):
+    logits = random_logits(48, 8)[0]
+    expected = [reference(part, 3, score=score, aux=aux)[4] for part in logits.split(12)]
+    for dtype, tolerance in DTYPES:
+        x = logits.to(dtype, copy=True).requires_grad_()
+        ours = route(x, 3, score=score, aux=aux, sequence=12)[4]
+        torch.testing.assert_close(ours, torch.stack(expected).mean().to(dtype), **tolerance)
+        theirs = torch.stack(
+            [
+                dense(
+                    part,
+                    *route(part, 3, score=score)[:2],
+                    3,
+                    {"score": score, "aux": aux, "normalize": "none", "scale": 1},
+                )[1]
+                for part in x.split(12)
+            ]
+        ).mean()
+        torch.testing.assert_close(
+            *(torch.autograd.grad(y, x, retain_graph=True)[0] for y in (ours, theirs)), **tolerance
+        )
+    whole = route(logits, 3, score=score, aux=aux)[4]
+    assert abs(ours - whole) > 1e-3 and route(logits, 3, score=score, aux=aux, sequence=48)[4] == whole
 
 
 def test_slots_by_hand():
@@ -320,6 +514,15 @@ def test_meta_tensors_have_shapes(dtype):
         (2, {"num_groups": 3}, "num_groups"), *[(2, {name: "other"}, name) for name in WORDS],
         *[(2, {"num_groups": 4, "top_groups": x}, "top_groups") for x in (0, 5)],
         (2, {"bias": torch.zeros(7)}, "bias"), (2, {"capacity": -1}, "capacity"),
+        *[(2, {"sequence": x}, "sequence") for x in (-1, 3, 5)],
+        (2, {"router": "other"}, "router"), (2, {"router": "base"}, "k"),
+        (1, {"router": "base", "num_groups": 2}, "num_groups"),
+        (2, {"router": "balanced", "top_groups": 2}, "top_groups"),
+        (2, {"router": "sinkhorn", "bias": torch.zeros(8)}, "bias"),
+        (2, {"chosen": torch.zeros(4, 2), "router": "sinkhorn"}, "chosen"),
+        *[(2, {"chosen": torch.tensor(rows).to(kind)}, "chosen")
+          for rows, kind in (([[0, 1]] * 4, torch.float32), ([[0, 1]] * 3, torch.int32), ([[0]] * 4, torch.int32),
+                             ([[0, 0]] * 4, torch.int32), ([[0, 8]] * 4, torch.int32), ([[-1, 0]] * 4, torch.int64))],
         *[(k, {"draw": torch.zeros(size)}, "draw") for k, size in ((2, 3), (1, 4), (3, 4))],
         *[(2, {name: x}, name) for name in ("scale", "capacity_factor") for x in (math.nan, math.inf, -math.inf)],
         *[(2, {"capacity_rule": rule, "capacity_factor": x}, "capacity_factor")

@@ -1,0 +1,101 @@
+#include "dovetail/moe/router.h"
+
+#include <torch/types.h>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/rng.h"
+#include "dovetail/moe/choose.h"
+#include "dovetail/moe/draw.h"
+#include "dovetail/moe/noisy.h"
+#include "dovetail/ops/functions.h"
+
+namespace dovetail::moe {
+
+namespace {
+
+constexpr double kLeastNoise = 0.01;
+
+}  // namespace
+
+Router::Router(const Config& config, int64_t width, const std::string& name, c10::Device device)
+    : config_(config), spec_(routing_spec(config)), name_key_(name_key(name)) {
+  const auto options = torch::dtype(torch::kFloat32).device(device);
+  if (config.router != "hash") weight = register_parameter("weight", torch::empty({config.experts, width}, options));
+  if (config.router == "noisy_top_k")
+    noise_weight = register_parameter("noise_weight", torch::empty({config.experts, width}, options));
+  if (config.bias_update_rate > 0) bias = register_buffer("bias", torch::zeros({config.experts}, options));
+}
+
+Router::Output Router::forward(const at::Tensor& x, const Pass& pass) {
+  const at::Tensor rows = x.reshape({-1, x.size(-1)});
+  return weight.defined() ? by_logits(rows, x.size(-2), pass) : by_hash(rows, pass);
+}
+
+Router::Output Router::by_hash(const at::Tensor& rows, const Pass& pass) const {
+  DOVETAIL_CHECK(pass.tokens.defined() && pass.tokens.numel() == rows.size(0), "hash routing of {} rows has {} tokens",
+                 rows.size(0), pass.tokens.defined() ? pass.tokens.numel() : 0);
+  const auto dtype = rows.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor logits =
+      at::zeros({rows.size(0), config_.experts}, rows.options().dtype(dtype).requires_grad(false));
+  const at::Tensor chosen = rows.is_meta()
+                                ? at::empty({rows.size(0), spec_.k}, rows.options().dtype(at::kInt))
+                                : hash_choices(name_key_, pass.tokens.to(at::kCPU), config_.experts, spec_.k);
+  Output out;
+  out.routing = route(logits, spec_, {.chosen = chosen});
+  out.routing.weight = (out.routing.slot >= 0).to(dtype) * (spec_.scale / static_cast<double>(spec_.k));
+  return out;
+}
+
+Router::Output Router::by_logits(const at::Tensor& rows, int64_t sequence, const Pass& pass) {
+  const at::Tensor x = rows.to(weight.scalar_type());
+  const at::Tensor logits = dovetail::linear(x, weight);
+  Output out;
+  if (config_.router == "expert_choice") {
+    out.routing = route_by_experts(logits, spec_.k, spec_.scale);
+    out.loss = config_.z_loss * out.routing.z_loss;
+    return out;
+  }
+  RoutingSpec spec = spec_;
+  if (!pass.training && spec.selection != Selection::kBalanced) spec.selection = Selection::kTopK;
+  if (config_.load_scope == "sequence") spec.sequence = sequence;
+  const RoutingInputs inputs = {.bias = bias, .draw = draws(pass, rows.size(0))};
+  if (noise_weight.defined() && pass.training) {
+    const at::Tensor scale = at::softplus(dovetail::linear(x, noise_weight)) + kLeastNoise;
+    const at::Tensor noise =
+        normal_draws(mix_seed(pass.seed, name_key_), pass.first_token, rows.size(0), config_.experts)
+            .to(logits.options());
+    out.routing = route(logits + noise * scale, spec, inputs);
+    out.loss = config_.importance_loss * importance_loss(out.routing.weight, out.routing.expert, config_.experts) +
+               config_.smooth_load_loss * smooth_load_loss(logits, noise, scale, spec.k);
+  } else {
+    out.routing = route(logits, spec, inputs);
+  }
+  const at::Tensor losses = config_.load_loss * load_loss(out.routing, pass) + config_.z_loss * out.routing.z_loss;
+  out.loss = out.loss.defined() ? out.loss + losses : losses;
+  return out;
+}
+
+at::Tensor Router::draws(const Pass& pass, int64_t tokens) const {
+  if (!pass.training || config_.second_expert != "random") return {};
+  return uniform_draws(mix_seed(pass.seed, name_key_), pass.first_token, tokens);
+}
+
+at::Tensor Router::load_loss(const Routing& routing, const Pass& pass) {
+  if (!pass.training || config_.load_scope != "global_batch") return routing.load_loss;
+  if (!pass.again) {
+    const int64_t counted = spec_.load_count == LoadCount::kFirstChoice ? 1 : spec_.k;
+    const at::Tensor counts = count_choices(routing.expert.narrow(1, 0, counted), config_.experts).to(at::kDouble);
+    at::Tensor sums = at::cat({counts, counts.sum().view({1})});
+    if (pass.sum_over_ranks) pass.sum_over_ranks(sums);
+    step_counts_ = step_counts_.defined() ? step_counts_ + sums : sums;
+  }
+  return load_balance(step_counts_.narrow(0, 0, config_.experts), step_counts_[config_.experts].item<double>(),
+                      routing.mean_score);
+}
+
+void Router::update_bias(const at::Tensor& counts) {
+  const at::NoGradGuard no_grad;
+  bias.add_(at::sign(counts.mean() - counts).to(bias.options()), config_.bias_update_rate);
+}
+
+}  // namespace dovetail::moe

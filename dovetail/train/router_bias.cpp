@@ -1,0 +1,61 @@
+#include "dovetail/train/router_bias.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include "dovetail/base/error.h"
+#include "dovetail/comm/group.h"
+#include "dovetail/models/block.h"
+#include "dovetail/models/gpt.h"
+#include "dovetail/train/collective.h"
+
+namespace dovetail {
+
+RouterBias::RouterBias(const GPT& model) {
+  for (size_t i = 0; i < model.blocks().size(); ++i) {
+    moe::Layer* layer = model.blocks()[i]->experts();
+    if (layer != nullptr && layer->router().bias.defined())
+      layers_.emplace_back(fmt::format("blocks.{}.moe", i), layer);
+  }
+}
+
+void RouterBias::end_step(Group& group) {
+  if (layers_.empty()) return;
+  std::vector<double> counts;  // exact below 2^53
+  for (const auto& [name, layer] : layers_)
+    counts.insert(counts.end(), layer->load().count.begin(), layer->load().count.end());
+  const at::Tensor total = at::tensor(sum_over_ranks(group, counts), at::kDouble);
+  int64_t begin = 0;
+  for (const auto& [name, layer] : layers_) {
+    const auto experts = static_cast<int64_t>(layer->load().count.size());
+    layer->router().update_bias(total.narrow(0, begin, experts));
+    begin += experts;
+  }
+}
+
+std::map<std::string, at::Tensor> RouterBias::tensors() const {
+  std::map<std::string, at::Tensor> found;
+  for (const auto& [name, layer] : layers_) found[fmt::format("{}bias.{}", kTensorPrefix, name)] = layer->router().bias;
+  return found;
+}
+
+void RouterBias::load(const std::map<std::string, at::Tensor>& tensors) {
+  std::map<std::string, at::Tensor> own = this->tensors();
+  for (auto& [name, tensor] : own) {
+    const auto found = tensors.find(name);
+    user_check(found != tensors.end() && found->second.sizes() == tensor.sizes(),
+               "the checkpoint has no {} of {} experts, which model.moe.bias_update_rate asks for", name,
+               tensor.size(0));
+    tensor.copy_(found->second);
+  }
+  for (const auto& [name, tensor] : tensors)
+    user_check(!name.starts_with(kTensorPrefix) || own.contains(name),
+               "the checkpoint holds {}, which this model does not read", name);
+}
+
+void RouterBias::load(const std::map<std::string, at::Tensor>& tensors, Group& group) {
+  on_rank_zero(group, "restoring the checkpoint", [&] { load(tensors); });
+  for (auto& [name, tensor] : this->tensors()) group.broadcast(tensor, 0);
+}
+
+}  // namespace dovetail
