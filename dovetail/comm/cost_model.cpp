@@ -17,7 +17,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array<std::string_view, 3> kAlgorithmNames = {"linear", "2dh", "flexible"};
+constexpr std::array<std::string_view, 4> kAlgorithmNames = {"linear", "2dh", "flexible", "2dh_flexible"};
 
 Json link_json(const Link& link) { return {{"latency_s", link.latency_s}, {"bytes_per_s", link.bytes_per_s}}; }
 
@@ -87,6 +87,14 @@ CostModel read_cost_model(const std::filesystem::path& path) {
 
 std::string_view name(AllToAllAlgorithm algorithm) { return kAlgorithmNames[static_cast<size_t>(algorithm)]; }
 
+bool is_hierarchical(AllToAllAlgorithm algorithm) {
+  return algorithm == AllToAllAlgorithm::kHierarchical || algorithm == AllToAllAlgorithm::kHierarchicalFlexible;
+}
+
+bool is_flexible(AllToAllAlgorithm algorithm) {
+  return algorithm == AllToAllAlgorithm::kFlexible || algorithm == AllToAllAlgorithm::kHierarchicalFlexible;
+}
+
 double all_to_all_seconds(const CostModel& model, int ranks, double bytes_per_pair, AllToAllAlgorithm algorithm) {
   if (ranks == 1) return 0;
   const int m = std::min(ranks, model.ranks_per_node), nodes = ranks / m;
@@ -94,7 +102,7 @@ double all_to_all_seconds(const CostModel& model, int ranks, double bytes_per_pa
   user_check(nodes == 1 || model.between.has_value(),
              "{} ranks are {} nodes of {}, but the cost model has no link between nodes", ranks, nodes, m);
   const Link between = model.between.value_or(Link{});
-  if (algorithm != AllToAllAlgorithm::kHierarchical) {
+  if (!is_hierarchical(algorithm)) {
     const double inside = model.inside.seconds(m - 1, (m - 1) * bytes_per_pair);
     return inside + (nodes > 1 ? between.seconds(ranks - m, (ranks - m) * bytes_per_pair) : 0);
   }

@@ -37,15 +37,17 @@ nlohmann::ordered_json to_json(const CostModel& model);
 CostModel parse_cost_model(const nlohmann::json& json, const std::string& where);
 CostModel read_cost_model(const std::filesystem::path& path);
 
-/// How rows of an all-to-all travel. flexible: as linear, into Tutel's (E/W, W C, M) layout, where each expert's rows
-/// are one matrix; the others leave one for each sending rank.
-enum class AllToAllAlgorithm { kLinear, kHierarchical, kFlexible };
-std::string_view name(AllToAllAlgorithm algorithm);  ///< "linear", "2dh", "flexible"
+/// How rows of an all-to-all travel, and how they lie when they are there: flexible is Tutel's (E/W, W C, M) layout,
+/// where each expert's rows are one matrix; the others leave one for each sending rank.
+enum class AllToAllAlgorithm { kLinear, kHierarchical, kFlexible, kHierarchicalFlexible };
+std::string_view name(AllToAllAlgorithm algorithm);  ///< "linear", "2dh", "flexible", "2dh_flexible"
+bool is_hierarchical(AllToAllAlgorithm algorithm);
+bool is_flexible(AllToAllAlgorithm algorithm);
 
 /// Predicted seconds of an all-to-all of `ranks` with `bytes_per_pair` for each pair, all starting together: (n - m)
-/// messages between nodes and (m - 1) inside for linear; for 2dh (m - 1) of N times the bytes inside and (N - 1) of m
-/// times the bytes between nodes, and two stride copies. UserError where nodes are needed but `between` is absent, or
-/// ranks do not fill nodes.
+/// messages between nodes and (m - 1) inside for linear; for hierarchical (m - 1) of N times the bytes inside and (N -
+/// 1) of m times the bytes between nodes, and two stride copies. UserError where nodes are needed but `between` is
+/// absent, or ranks do not fill nodes.
 double all_to_all_seconds(const CostModel& model, int ranks, double bytes_per_pair, AllToAllAlgorithm algorithm);
 
 /// A measured all-to-all of one rank: what it sent, and how long the slowest rank took.

@@ -45,12 +45,14 @@ std::vector<size_t> transposed(size_t rows, size_t columns) {
 at::Tensor reordered(const at::Tensor& x, const std::vector<int64_t>& sizes, const std::vector<size_t>& order) {
   const auto pieces = x.split_with_sizes(sizes);
   std::vector<at::Tensor> result;
+  result.reserve(order.size());
   for (const size_t i : order) result.push_back(pieces[i]);
   return at::cat(result);
 }
 
 std::vector<int64_t> reordered(const std::vector<int64_t>& sizes, const std::vector<size_t>& order) {
   std::vector<int64_t> result;
+  result.reserve(order.size());
   for (const size_t i : order) result.push_back(sizes[i]);
   return result;
 }

@@ -213,6 +213,7 @@ std::shared_ptr<Group> GlooGroup::split(const std::vector<std::vector<int>>& par
   DOVETAIL_CHECK(std::ranges::find(seen, 0) == seen.end(), "split: rank {} stands in no part",
                  std::ranges::find(seen, 0) - seen.begin());
   const auto name = fmt::format("{}/{}.{}", connections_->name(), ++splits_, my_part);
+  mine.reserve(parts[my_part].size());
   for (const int r : parts[my_part]) mine.push_back(connections_->ranks()[static_cast<size_t>(r)]);
   if (mine.size() == 1) return make_group_of_one();
   return join(connections_->family(), name, mine);

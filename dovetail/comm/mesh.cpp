@@ -48,6 +48,7 @@ std::shared_ptr<Group> Mesh::make_group(const std::vector<std::string>& axes) co
     parts[fixed].push_back(rank);
   }
   std::vector<std::vector<int>> list;
+  list.reserve(parts.size());
   for (auto& [fixed, ranks] : parts) list.push_back(std::move(ranks));
   return world_->split(list);
 }

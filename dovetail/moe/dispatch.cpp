@@ -15,6 +15,7 @@ Dispatch dispatch(const at::Tensor& expert_of, const at::Tensor& slot_of, int64_
   // Every expert's slots side by side, up to its last; a draw may have left some empty.
   std::vector<int64_t> first(experts + 1, 0);
   for (int64_t i = 0; i < choices; ++i) {
+    if (slot[i] < 0) continue;
     auto& slots = first[static_cast<size_t>(expert[i]) + 1];
     slots = std::max<int64_t>(slots, slot[i] + 1);
   }

@@ -61,7 +61,7 @@ std::vector<Stage> dispatch_stages(const CostModel& model, const Nodes& nodes, A
     of_place[index(p % m)] += b[index(p)];
   }
   const Seconds none(index(ranks), 0);
-  if (algorithm != AllToAllAlgorithm::kHierarchical) {
+  if (!is_hierarchical(algorithm)) {
     Stage stage{Stage::Among::kAll, none, none, none};
     for (int p = 0; p < ranks; ++p) {
       const size_t i = index(p);
@@ -155,7 +155,7 @@ class Builder {
   void add_rank(Work& work, int p) const {
     const int per_rank = std::max(1, load_.experts / load_.ranks);
     const int first = load_.experts >= load_.ranks ? p * per_rank : p / replicas_;
-    const int pieces = plan_.algorithm == AllToAllAlgorithm::kFlexible ? 1 : load_.ranks;
+    const int pieces = is_flexible(plan_.algorithm) ? 1 : load_.ranks;
     for (int e = std::max(first, plan_.shadowed); e < first + per_rank; ++e) {
       // Of the expert's replicas each serves its part of the ranks.
       const double from_each = choices() * share_[index(e)] * plan_.shards / replicas_;
@@ -245,8 +245,8 @@ LayerTime simulate(const CostModel& model, const LayerLoad& load, const LayerPla
 std::vector<LayerTime> simulate_all(const CostModel& model, const LayerLoad& load, int most_shadowed) {
   std::vector<LayerTime> times = {simulate(model, load, {.shards = 0})};
   const int replicas = std::max(1, load.ranks / load.experts);
-  for (const auto algorithm :
-       {AllToAllAlgorithm::kLinear, AllToAllAlgorithm::kHierarchical, AllToAllAlgorithm::kFlexible})
+  for (const auto algorithm : {AllToAllAlgorithm::kLinear, AllToAllAlgorithm::kHierarchical,
+                               AllToAllAlgorithm::kFlexible, AllToAllAlgorithm::kHierarchicalFlexible})
     for (int overlap = 1; overlap <= 8; ++overlap)
       for (int shards = 1; shards <= replicas; ++shards) {
         if (replicas % shards != 0) continue;

@@ -50,7 +50,7 @@ struct LayerTime {
 /// Throws UserError for loads and plans that do not fit the ranks.
 LayerTime simulate(const CostModel& model, const LayerLoad& load, const LayerPlan& plan);
 
-/// Every plan that fits: three algorithms, overlap 1 to 8, all r, and 0, 1, 2, 4, ... shadowed experts up to
+/// Every plan that fits: four algorithms, overlap 1 to 8, all r, and 0, 1, 2, 4, ... shadowed experts up to
 /// `most_shadowed`, fastest first (then in that order).
 std::vector<LayerTime> simulate_all(const CostModel& model, const LayerLoad& load, int most_shadowed = 8);
 

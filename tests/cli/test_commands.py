@@ -8,8 +8,8 @@ import pytest
 from cli import dovetail, dovetail_json
 
 COMMANDS = [
-    "train", "eval", "generate", "prepare", "inspect", "report", "config", "doctor", "launch", "export", "import",
-    "completions",
+    "train", "eval", "generate", "prepare", "inspect", "report", "config", "doctor", "launch", "bench", "simulate",
+    "export", "import", "completions",
 ]  # fmt: skip
 
 

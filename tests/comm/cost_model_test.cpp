@@ -50,6 +50,8 @@ TEST(CostModel, AddsUpTheMessagesOfARank) {
                     by_messages(model, ranks, bytes, false), 1e-12);
         EXPECT_NEAR(all_to_all_seconds(model, ranks, bytes, AllToAllAlgorithm::kHierarchical),
                     by_messages(model, ranks, bytes, true), 1e-12);
+        EXPECT_EQ(all_to_all_seconds(model, ranks, bytes, AllToAllAlgorithm::kHierarchicalFlexible),
+                  all_to_all_seconds(model, ranks, bytes, AllToAllAlgorithm::kHierarchical));
       }
   EXPECT_EQ(all_to_all_seconds(two_classes(8), 1, 1e6, AllToAllAlgorithm::kLinear), 0);
 }

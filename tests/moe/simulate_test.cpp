@@ -38,10 +38,10 @@ LayerLoad even_load(int ranks, int experts) {
 /// Without skew and overlap nothing waits: exchanges and products one after another, by their formulas.
 TEST(Simulate, AnEvenLoadWithoutOverlapIsTheSumOfItsParts) {
   for (const int ranks : {4, 8, 64})
-    for (const auto algorithm :
-         {AllToAllAlgorithm::kLinear, AllToAllAlgorithm::kHierarchical, AllToAllAlgorithm::kFlexible}) {
+    for (const auto algorithm : {AllToAllAlgorithm::kLinear, AllToAllAlgorithm::kHierarchical,
+                                 AllToAllAlgorithm::kFlexible, AllToAllAlgorithm::kHierarchicalFlexible}) {
       const auto load = even_load(ranks, 2 * ranks);
-      const double rows = 1024.0 * 2, pieces = algorithm == AllToAllAlgorithm::kFlexible ? 1 : ranks;
+      const double rows = 1024.0 * 2, pieces = is_flexible(algorithm) ? 1 : ranks;
       const double exchange = all_to_all_seconds(cluster(), ranks, rows / ranks * 1024, algorithm);
       const double compute = 2 * 2 * pieces * 1e-6 + rows * 4 * 512 * 1024 / 1e13;
       const auto time = simulate(cluster(), load, {.algorithm = algorithm});
@@ -103,10 +103,21 @@ TEST(Simulate, SkewWaitsForTheHottestExpertAndShadowingHelps) {
   EXPECT_NEAR(skewed.compute_s, 3 * (2 * 16 * 1e-6 + rows * 4 * 512 * 64 / 1e13), 1e-9);
 }
 
+/// Where computing costs nothing: the rank of the hottest expert receives from all others, then sends as much back.
+TEST(Simulate, TheHottestRanksLinkBoundsASkewedExchange) {
+  auto model = cluster();
+  model.call_s = model.inside.latency_s = 0;
+  model.flops = 1e30;
+  auto load = even_load(4, 4);
+  load.skew = 1.0;
+  const double hottest = 2048.0 / (1 + 1 / 2.0 + 1 / 3.0 + 1 / 4.0) * 1024;
+  EXPECT_NEAR(simulate(model, load, {}).forward_s, 2 * 3 * hottest / model.inside.bytes_per_s, 1e-12);
+}
+
 TEST(Simulate, ChoosesTheFastestOfAllPlansAlsoWith4096Ranks) {
   const auto times = simulate_all(cluster(), even_load(64, 16), 2);
-  // Data parallel, and 3 algorithms x 8 degrees x r of 1, 2, 4 x 0, 1, 2 shadowed experts.
-  EXPECT_EQ(times.size(), 1U + 3 * 8 * 3 * 3);
+  // Data parallel, and 4 algorithms x 8 degrees x r of 1, 2, 4 x 0, 1, 2 shadowed experts.
+  EXPECT_EQ(times.size(), 1U + 4 * 8 * 3 * 3);
   for (size_t i = 1; i < times.size(); ++i) EXPECT_LE(times[i - 1].total_s(), times[i].total_s());
   const auto large = simulate(cluster(), even_load(4096, 4096), {.algorithm = AllToAllAlgorithm::kHierarchical});
   EXPECT_TRUE(std::isfinite(large.total_s()));
