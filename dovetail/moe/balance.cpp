@@ -166,7 +166,7 @@ double scale_both(const double* mass, std::vector<double>& of_token, std::vector
 
 at::Tensor sinkhorn(const at::Tensor& scores) {
   const int64_t tokens = scores.size(0), experts = scores.size(1);
-  const at::Tensor x = at::nan_to_num(scores.detach().to(at::kDouble), -INFINITY, INFINITY, -INFINITY);
+  at::Tensor x = at::nan_to_num(scores.detach().to(at::kDouble), -INFINITY, INFINITY, -INFINITY);
   if (tokens == 0) return x;
   at::Tensor plan = at::nan_to_num((x - x.amax(1, true)).exp(), 1.0).contiguous();
   auto* mass = plan.mutable_data_ptr<double>();

@@ -30,6 +30,7 @@ ModelConfig mixture_by(const std::string& router) {
   ModelConfig c = mixture();
   c.moe.router = router;
   if (router == "hash") c.moe.z_loss = 0;
+  if (router == "base") c.moe.k = 1;
   return c;
 }
 
@@ -100,6 +101,7 @@ TEST(Mixture, RecomputingGivesTheSameBits) {
                                                                                          {"top_k", at::kBFloat16},
                                                                                          {"noisy_top_k", at::kDouble},
                                                                                          {"sinkhorn", at::kFloat},
+                                                                                         {"base", at::kFloat},
                                                                                          {"balanced", at::kFloat},
                                                                                          {"expert_choice", at::kFloat},
                                                                                          {"hash", at::kFloat}}) {
@@ -113,13 +115,13 @@ TEST(Mixture, RecomputingGivesTheSameBits) {
     layer.reset_load();
     for (const auto& [name, gradient] : gradients(*model, tokens))
       EXPECT_TRUE(at::equal(gradient, kept.at(name))) << router << " " << name;
-    EXPECT_EQ(layer.load().choices(), 3 * 10 * 2);  // counted once
+    EXPECT_EQ(layer.load().choices(), 3 * 10 * config.moe.k);  // counted once
   }
 }
 
 // Not of experts that choose among a pass's tokens, nor of those taken in turn.
 class Decoding : public ::testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Mixture, Decoding, ::testing::Values("top_k", "noisy_top_k", "sinkhorn", "hash"));
+INSTANTIATE_TEST_SUITE_P(Mixture, Decoding, ::testing::Values("top_k", "noisy_top_k", "sinkhorn", "base", "hash"));
 
 TEST_P(Decoding, WithACacheRoutesAsTheWholeSequenceDoes) {
   const auto model = make_model(mixture_by(GetParam()));
