@@ -89,6 +89,13 @@ BlockSize block_size(const ModelConfig& c, const BlockParts& block) {
   return size;
 }
 
+/// Experts that are not quantized are one operation; others are modules of their own.
+bool is_grouped(const BlockParts& block) {
+  return block.has_experts && std::ranges::none_of(block.ffns, [](const FeedForwardPart& ffn) {
+           return ffn.routed && (ffn.up.quantizes() || ffn.down.quantizes());
+         });
+}
+
 /// Bytes per token that a block keeps for backward, `element` bytes to an element of the compute dtype.
 double block_bytes(const ModelConfig& c, const BlockParts& block, int64_t element) {
   constexpr double kFloat = sizeof(float), kIndex = sizeof(int64_t);
@@ -99,10 +106,16 @@ double block_bytes(const ModelConfig& c, const BlockParts& block, int64_t elemen
   };
   // Inputs of both norms; queries, keys and values; attention's result, which attention.out reads.
   double bytes = bytes_of(2 * c.width + qkv_width(c) + c.heads * c.head_dim) + input(block.qkv, c.width);
+  const bool grouped = is_grouped(block);
   for (const FeedForwardPart& ffn : block.ffns) {
-    double kept = bytes_of(up_width(c.activation, ffn.width)) + input(ffn.down, ffn.width);
+    double kept = bytes_of(up_width(c.activation, ffn.width));
+    if (ffn.routed && grouped) {
+      kept += kFloat + kIndex + sizeof(int32_t);  // a choice's weight, its place and its token
+    } else {
+      kept += input(ffn.down, ffn.width);
+    }
     if (!block.has_experts) kept += input(ffn.up, c.width);
-    if (ffn.routed) {
+    if (ffn.routed && !grouped) {
       // Its rows, as codes if it is quantized; its result, which the gradient of the weight reads; that weight; their
       // product in float32, which ATen's index_add keeps.
       kept += ffn.up.quantizes() ? static_cast<double>(c.width) * (1 + 1.0 / mx::kBlock) : bytes_of(c.width);
@@ -180,7 +193,7 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   // In backward of the last feed-forward. ffn.down, quantized, has the gradients of the activation and of ffn.up beside
   // each other and, if its quantizer reads whole tensors, the activation. ffn.up, quantized, has two copies of its
   // gradient beside it and one of its input, but no result any more. Beside the gradient of a matrix stands its copy.
-  int64_t ffn_workspace = 0;
+  int64_t ffn_workspace = 0, routed_workspace = 0;
   for (const FeedForwardPart& ffn : blocks.back().ffns) {
     const auto up = up_width(c.activation, ffn.width);
     const bool by_rows = ffn.down.activation.format && ffn.down.activation.is_microscaling();
@@ -188,9 +201,16 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
     if (ffn.down.quantizes()) elements = std::max(elements, (by_rows ? 1 : 2) * ffn.width + up);
     if (ffn.up.gradient.format) elements = std::max(elements, 2 * up + c.width);
     const auto rows = static_cast<int64_t>(static_cast<double>(tokens) * ffn.share);
+    if (ffn.routed && is_grouped(blocks.back())) {
+      // All experts at once: the activation and its gradient, that of `up`'s result, then those of the matrices.
+      routed_workspace += (rows * (2 * ffn.width + up) + c.width * (ffn.width + up)) * element;
+      continue;
+    }
     const auto matrices = ffn.down.weight.format ? 2 : 1;
     ffn_workspace = std::max(ffn_workspace, (rows * elements + matrices * c.width * ffn.width) * element);
   }
+  if (routed_workspace > 0) routed_workspace += tokens * c.width * kFloat;  // sums of the gradients of their tokens
+  ffn_workspace = std::max(ffn_workspace, routed_workspace);
   const auto begin = MemoryEstimate{.gradients = held + table,
                                     .activations = all_blocks + stream,
                                     .workspace = stream + std::max(head_workspace, ffn_workspace)};
