@@ -33,6 +33,7 @@ void check_router(Config& c) {
     refuse(c.smooth_load_loss > 0, "smooth_load_loss");
   }
   if (learns_balance(c)) {
+    if (c.load_loss < 0) c.load_loss = 0.01;
     user_check(c.load_loss > 0 || (c.load_scope == defaults.load_scope && c.load_count == defaults.load_count),
                "model.moe.load_scope and load_count do nothing with load_loss = 0; leave them out");
     user_check(c.smooth_load_loss == 0 || (c.num_groups == 1 && c.bias_update_rate == 0),
@@ -40,7 +41,7 @@ void check_router(Config& c) {
                "bias_update_rate");
     return;
   }
-  refuse(c.load_loss != 0 && c.load_loss != defaults.load_loss, "load_loss");
+  refuse(c.load_loss > 0, "load_loss");
   refuse(c.load_count != defaults.load_count, "load_count");
   refuse(c.load_scope != defaults.load_scope, "load_scope");
   refuse(c.bias_update_rate > 0, "bias_update_rate");
@@ -114,8 +115,9 @@ void Config::describe(Section& s) {
           "(DeepSeek-V3: 0.001)")
       .range(0, 1e6);
   s.value("load_loss", load_loss,
-          "Coefficient of the load-balancing loss, 1 at perfect balance; of top_k and noisy_top_k")
-      .range(0, 1e6);
+          "Coefficient of the load-balancing loss, 1 at perfect balance, of top_k and noisy_top_k; below 0: 0.01 with "
+          "these, none with the others")
+      .range(-1, 1e6);
   s.value("load_count", load_count, "The choices that it counts").choices(strings(kLoadCountNames));
   s.value("load_scope", load_scope,
           "Over which tokens it is even: a micro-batch's on each rank, each sequence's (DeepSeek-V3), or those of all "

@@ -25,7 +25,8 @@ struct Config {
   double bias_update_rate = 0;
   int64_t num_groups = 1, top_groups = 1;
   std::string load_scope = "micro_batch";
-  double load_loss = 0.01, z_loss = 0, importance_loss = 0, smooth_load_loss = 0;  ///< coefficients
+  /// Coefficients; load_loss below 0: 0.01 where the router learns balance, else none.
+  double load_loss = -1, z_loss = 0, importance_loss = 0, smooth_load_loss = 0;
   void describe(Section& s);
   bool operator==(const Config&) const = default;
 };

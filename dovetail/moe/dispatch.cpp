@@ -1,9 +1,15 @@
 #include "dovetail/moe/dispatch.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
+
+#include "dovetail/base/error.h"
+#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/rows_simd.h"
 
 namespace dovetail::moe {
 
@@ -45,6 +51,119 @@ Dispatch dispatch(const at::Tensor& expert_of, const at::Tensor& slot_of, int64_
   }
   out.begin.push_back(row);
   return out;
+}
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+const float* data_or_null(const at::Tensor& x) { return x.defined() ? x.const_data_ptr<float>() : nullptr; }
+
+/// y[token] += weight * rows, expert by expert: the tokens of one are all different.
+void add_to_tokens(at::Tensor& y, const at::Tensor& rows, const at::Tensor& weight, const Dispatch& to) {
+  for (int64_t e = 0; e < to.experts(); ++e) {
+    const at::Tensor part = to.of_expert(rows, e), token = to.of_expert(to.token, e);
+    const at::Tensor of_rows = weight.defined() ? to.of_expert(weight, e) : weight;
+    add_rows({.storage = storage_of(part),
+              .rows = part.size(0),
+              .width = part.size(1),
+              .x = part.const_data_ptr(),
+              .row = token.const_data_ptr<int32_t>(),
+              .weight = data_or_null(of_rows),
+              .c = y.mutable_data_ptr<float>(),
+              .ldc = y.size(1)});
+  }
+}
+
+/// weight * x[token], and, where `other` is defined, the products of each x[token] with other's row.
+at::Tensor take_tokens(const at::Tensor& x, const Dispatch& to, const at::Tensor& weight = {},
+                       const at::Tensor& other = {}, const at::Tensor& dots = {}) {
+  at::Tensor y = at::empty({to.rows(), x.size(1)}, x.options());
+  gather_rows({.storage = storage_of(x),
+               .rows = to.rows(),
+               .width = x.size(1),
+               .x = x.const_data_ptr(),
+               .row = to.token.const_data_ptr<int32_t>(),
+               .weight = data_or_null(weight),
+               .y = y.mutable_data_ptr(),
+               .other = other.defined() ? other.const_data_ptr() : nullptr,
+               .dots = dots.defined() ? dots.mutable_data_ptr<float>() : nullptr});
+  return y;
+}
+
+/// A Dispatch among what a function saves.
+void save(AutogradContext* context, const Dispatch& to, variable_list tensors) {
+  tensors.insert(tensors.end(), {to.choice, to.token});
+  context->save_for_backward(std::move(tensors));
+  context->saved_data["begin"] = to.begin;
+}
+Dispatch saved_dispatch(AutogradContext* context, const variable_list& saved) {
+  return {
+      .begin = context->saved_data["begin"].toIntVector(), .choice = saved[saved.size() - 2], .token = saved.back()};
+}
+
+class DispatchFunction : public torch::autograd::Function<DispatchFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Dispatch& to) {
+    save(context, to, {});
+    context->saved_data["tokens"] = x.size(0);
+    return take_tokens(x, to);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const at::Tensor drows = gradients[0].contiguous();
+    at::Tensor dx =
+        at::zeros({context->saved_data["tokens"].toInt(), drows.size(1)}, drows.options().dtype(at::kFloat));
+    add_to_tokens(dx, drows, {}, saved_dispatch(context, saved));
+    return {dx.to(drows.scalar_type()), at::Tensor()};
+  }
+};
+
+class CombineFunction : public torch::autograd::Function<CombineFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& rows, const at::Tensor& weight,
+                            const Dispatch& to) {
+    const at::Tensor row_weight = weight.reshape(-1).index_select(0, to.choice);
+    save(context, to, {rows, row_weight});
+    context->saved_data["choices"] = weight.sizes().vec();
+    at::Tensor y = at::zeros({weight.size(0), rows.size(1)}, weight.options());
+    add_to_tokens(y, rows, row_weight, to);
+    return y;
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const Dispatch to = saved_dispatch(context, saved);
+    const at::Tensor &rows = saved[0], &row_weight = saved[1];
+    const at::Tensor dy = gradients[0].to(rows.scalar_type()).contiguous();
+    const at::Tensor dots = at::empty(row_weight.sizes(), row_weight.options());
+    const at::Tensor drows = take_tokens(dy, to, row_weight, rows, dots);
+    at::Tensor dweight = at::zeros(context->saved_data["choices"].toIntVector(), row_weight.options());
+    dweight.view(-1).index_copy_(0, to.choice, dots);
+    return {drows, dweight, at::Tensor()};
+  }
+};
+
+bool by_kernel(const at::Tensor& x) { return use_kernel(Kernel::kExperts, x) && x.is_cpu(); }
+
+}  // namespace
+
+at::Tensor dispatch_rows(const at::Tensor& x, const Dispatch& to) {
+  user_check(x.dim() == 2 && at::isFloatingType(x.scalar_type()), "dispatch: x must be (T, C) and floating, but is {}",
+             describe(x));
+  if (!by_kernel(x)) return x.index_select(0, to.token);
+  return DispatchFunction::apply(x.contiguous(), to);
+}
+
+at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weight, const Dispatch& to) {
+  const auto dtype = rows.scalar_type() == at::kBFloat16 ? at::kFloat : rows.scalar_type();
+  user_check(rows.dim() == 2 && rows.size(0) == to.rows() && weight.dim() == 2 && weight.scalar_type() == dtype,
+             "combine: rows must be ({}, C) and weight (T, k) of {}: rows is {}, weight is {}", to.rows(),
+             at::toString(dtype), describe(rows), describe(weight));
+  if (by_kernel(rows)) return CombineFunction::apply(rows.contiguous(), weight, to);
+  const at::Tensor weighted = rows * weight.reshape(-1).index_select(0, to.choice).unsqueeze(1);
+  return at::zeros({weight.size(0), rows.size(1)}, weight.options().requires_grad(false))
+      .index_add(0, to.token, weighted);
 }
 
 }  // namespace dovetail::moe

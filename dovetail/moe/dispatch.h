@@ -24,4 +24,16 @@ struct Dispatch {
 /// expert and slot (T, k) as of a Routing, on the CPU.
 Dispatch dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts);
 
+/// The rows of x (T, C) that go to the experts, expert by expert: (to.rows(), C).
+at::Tensor dispatch_rows(const at::Tensor& x, const Dispatch& to);
+
+/// What `dispatch_rows` distributed, back in place: y[t] (T, C) = sum over the kept choices of token t of weight *
+/// their rows. rows (to.rows(), C); weight (T, k), float32 if `rows` are bfloat16 and otherwise of their dtype, which
+/// is also y's.
+///
+/// Both are differentiable and read `to` in backward too. float32 and bfloat16 on the CPU run our kernels, sums in
+/// float32; everything else is composed of ATen's operators. The order of additions is the experts'. Throw UserError on
+/// shapes and dtypes.
+at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weight, const Dispatch& to);
+
 }  // namespace dovetail::moe

@@ -121,7 +121,7 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     variable_list a;
     for (const at::Tensor& matrix : h) a.push_back(activation->apply(matrix));
     const ByExpert a_of(to, runs, a);
-    const at::Tensor y = at::zeros(x.sizes(), weight.options());
+    at::Tensor y = at::zeros(x.sizes(), weight.options());
     calls.clear();
     for (int64_t e = 0; e < at.experts; ++e)
       calls.push_back({y,

@@ -8,6 +8,7 @@
 #include "dovetail/moe/balance.h"
 #include "dovetail/moe/dispatch.h"
 #include "dovetail/moe/experts.h"
+#include "dovetail/moe/grouped_linear.h"
 #include "dovetail/moe/noisy.h"
 #include "dovetail/moe/routing.h"
 #include "dovetail/ops/dispatch.h"
@@ -76,6 +77,26 @@ Dispatch checked_dispatch(const at::Tensor& expert, const at::Tensor& slot, int6
   return dispatch(expert.contiguous(), slot.contiguous(), experts);
 }
 
+std::tuple<at::Tensor, at::Tensor> library_dispatch(const at::Tensor& x, const at::Tensor& expert,
+                                                    const at::Tensor& slot, int64_t experts) {
+  const Dispatch to = checked_dispatch(expert, slot, experts);
+  at::Tensor count = at::empty({experts}, at::kLong);
+  for (int64_t e = 0; e < experts; ++e) count.mutable_data_ptr<int64_t>()[e] = to.rows(e);
+  return {dispatch_rows(x, to), count};
+}
+
+at::Tensor library_combine(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& expert,
+                           const at::Tensor& slot, int64_t experts) {
+  user_check(weight.sizes() == expert.sizes(), "moe_combine: weight must be as expert_idx, {}, but is {}",
+             describe(expert), describe(weight));
+  return combine_rows(rows, weight, checked_dispatch(expert, slot, experts));
+}
+
+at::Tensor library_grouped_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& count,
+                                  const std::optional<at::Tensor>& bias) {
+  return grouped_linear(x, weight, count, bias.value_or(at::Tensor()));
+}
+
 at::Tensor library_experts(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& expert,
                            const at::Tensor& slot, at::TensorList up, at::TensorList down, at::TensorList up_bias,
                            at::TensorList down_bias, c10::string_view activation) {
@@ -108,6 +129,12 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
         dovetail::moe::smooth_load_loss);
   m.def("moe_expert_choice(Tensor logits, int capacity) -> (Tensor token_idx, Tensor weight)",
         dovetail::moe::library_expert_choice);
+  m.def("moe_dispatch(Tensor x, Tensor expert_idx, Tensor slot, int num_experts) -> (Tensor rows, Tensor count)",
+        dovetail::moe::library_dispatch);
+  m.def("moe_combine(Tensor rows, Tensor weight, Tensor expert_idx, Tensor slot, int num_experts) -> Tensor",
+        dovetail::moe::library_combine);
+  m.def("grouped_linear(Tensor x, Tensor weight, Tensor count, Tensor? bias=None) -> Tensor",
+        dovetail::moe::library_grouped_linear);
   m.def(
       "moe_experts(Tensor x, Tensor weight, Tensor expert_idx, Tensor slot, Tensor[] up, Tensor[] down, "
       "Tensor[] up_bias, Tensor[] down_bias, str activation) -> Tensor",

@@ -177,6 +177,7 @@ void gemm_group(std::span<const GemmCall> calls) {
     }
   }
   std::vector<GemmProblem> problems;
+  problems.reserve(kernel_calls.size());
   for (const KernelCall& call : kernel_calls) problems.push_back(call.problem);
   if (!problems.empty()) gemm_float32(problems);
 }

@@ -38,6 +38,24 @@ void add(const AddRowsProblem& p) {
 }
 
 template <class T>
+void gather(const GatherRowsProblem& p) {
+  each_row(p.rows, p.width, [&p](int64_t row) {
+    const T* x = static_cast<const T*>(p.x) + p.row[row] * p.width;
+    const T* other = p.other ? static_cast<const T*>(p.other) + row * p.width : nullptr;
+    T* y = static_cast<T*>(p.y) + row * p.width;
+    const FloatVector weight = splat(p.weight ? p.weight[row] : 1.0f);
+    FloatVector sum = splat(0.0f);
+    for (int64_t i = 0; i < p.width; i += kLanes) {
+      const int64_t left = p.width - i;
+      const FloatVector value = load(x + i, left);
+      if (other) sum = hn::MulAdd(value, load(other + i, left), sum);
+      store(hn::Mul(weight, value), y + i, left);
+    }
+    if (other) p.dots[row] = sum_lanes(sum);
+  });
+}
+
+template <class T>
 void weigh(const WeighRowsProblem& p) {
   each_row(p.rows, p.width, [&p](int64_t row) {
     T *y = static_cast<T*>(p.y) + row * p.width, *dy = static_cast<T*>(p.dy) + row * p.width;
@@ -55,6 +73,9 @@ void weigh(const WeighRowsProblem& p) {
 }
 
 void AddRows(const AddRowsProblem& p) { return p.storage == Storage::kFloat32 ? add<float>(p) : add<BFloat16>(p); }
+void GatherRows(const GatherRowsProblem& p) {
+  return p.storage == Storage::kFloat32 ? gather<float>(p) : gather<BFloat16>(p);
+}
 void WeighRows(const WeighRowsProblem& p) {
   return p.storage == Storage::kFloat32 ? weigh<float>(p) : weigh<BFloat16>(p);
 }
@@ -67,9 +88,11 @@ HWY_AFTER_NAMESPACE();
 namespace dovetail {
 
 HWY_EXPORT(AddRows);
+HWY_EXPORT(GatherRows);
 HWY_EXPORT(WeighRows);
 
 void add_rows(const AddRowsProblem& problem) { HWY_DYNAMIC_DISPATCH(AddRows)(problem); }
+void gather_rows(const GatherRowsProblem& problem) { HWY_DYNAMIC_DISPATCH(GatherRows)(problem); }
 void weigh_rows(const WeighRowsProblem& problem) { HWY_DYNAMIC_DISPATCH(WeighRows)(problem); }
 
 }  // namespace dovetail

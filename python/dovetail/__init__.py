@@ -7,7 +7,7 @@
 Every function takes and returns plain tensors, is differentiable, and runs our fused kernels on the CPU.
 """
 
-from dovetail import mx
+from dovetail import moe, mx
 from dovetail._library import load, version
 from dovetail.functional import (
     attention,
@@ -35,6 +35,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "linear_cross_entropy",
+    "moe",
     "mx",
     "rms_norm",
     "squared_relu",

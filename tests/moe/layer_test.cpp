@@ -115,6 +115,7 @@ TEST(MoeLayer, ExpertsThatChooseTheirTokens) {
   constexpr int64_t kTokens = 37;
   Config c = config(5, 2);
   c.router = "expert_choice";
+  c.load_loss = 0;
   c.scale = 1.5;
   c.z_loss = 0.1;
   const auto made = layer(resolve(c, kFfnWidth));
@@ -150,6 +151,7 @@ TEST(MoeLayer, ExpertsThatChooseTheirTokens) {
 TEST(MoeLayer, HashedTokensAreTheMeanOfTheirExperts) {
   Config c = config(5, 2);
   c.router = "hash";
+  c.load_loss = 0;
   const auto made = layer(resolve(c, kFfnWidth));
   const at::Tensor x = random({2, 9, kWidth}, 50), ids = at::randint(100, {2, 9}, at::kLong);
   const Pass pass = {.training = true, .tokens = ids};

@@ -239,7 +239,7 @@ TEST(RouterConfig, RefusesWhatWouldDoNothing) {
       };
     };
     EXPECT_EQ(config(with([](Config&) {})).load_loss, 0);
-    expect_refused("model.moe.load_loss", with([](Config& c) { c.load_loss = 0.1; }));
+    expect_refused("model.moe.load_loss", with([](Config& c) { c.load_loss = 0.01; }));
     expect_refused("model.moe.load_count", with([](Config& c) { c.load_count = "first_choice"; }));
     expect_refused("model.moe.load_scope", with([](Config& c) { c.load_scope = "sequence"; }));
     expect_refused("model.moe.bias_update_rate", with([](Config& c) { c.bias_update_rate = 0.1; }));

@@ -1,0 +1,97 @@
+#include "dovetail/moe/grouped_linear.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <optional>
+#include <vector>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/gemm.h"
+
+namespace dovetail::moe {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+class GroupedLinearFunction : public torch::autograd::Function<GroupedLinearFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias, const std::vector<int64_t>& count) {
+    const TraceSpan span("dovetail::grouped_linear");
+    context->save_for_backward({x, weight});
+    context->saved_data["count"] = count;
+    context->saved_data["bias"] = bias.has_value();
+    at::Tensor y = at::empty({x.size(0), weight.size(1)}, x.options());
+    const auto x_of = x.split_with_sizes(count), y_of = y.split_with_sizes(count);
+    std::vector<GemmCall> calls;
+    for (size_t e = 0; e < count.size(); ++e) {
+      const auto group = static_cast<int64_t>(e);
+      calls.push_back({y_of[e],
+                       x_of[e],
+                       weight[group],
+                       {.transpose_b = true, .bias = bias ? (*bias)[group].contiguous() : at::Tensor()}});
+    }
+    gemm_group(calls);
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const TraceSpan span("dovetail::grouped_linear_backward");
+    const auto saved = context->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1], dy = gradients[0].contiguous();
+    const auto count = context->saved_data["count"].toIntVector();
+    const bool bias = context->saved_data["bias"].toBool() && context->needs_input_grad(2);
+    at::Tensor dx, dweight, dbias;
+    if (context->needs_input_grad(0)) dx = at::empty(x.sizes(), x.options());
+    if (context->needs_input_grad(1) || bias) dweight = at::empty(weight.sizes(), weight.options());
+    if (bias) dbias = at::empty({weight.size(0), weight.size(1)}, weight.options());
+    const auto x_of = x.split_with_sizes(count), dy_of = dy.split_with_sizes(count);
+    const auto dx_of = dx.defined() ? dx.split_with_sizes(count) : variable_list();
+    std::vector<GemmCall> calls;
+    for (size_t e = 0; e < count.size(); ++e) {
+      const auto group = static_cast<int64_t>(e);
+      if (dx.defined()) calls.push_back({dx_of[e], dy_of[e], weight[group]});
+      if (dweight.defined())
+        calls.push_back(
+            {dweight[group], dy_of[e], x_of[e], {.transpose_a = true, .row_sums = bias ? dbias[group] : at::Tensor()}});
+    }
+    gemm_group(calls);
+    return {dx, dweight, dbias, at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& count,
+                          const at::Tensor& bias) {
+  user_check(weight.dim() == 3 && x.dim() == 2 && x.size(1) == weight.size(2),
+             "grouped_linear: x must be (rows, in) and weight (experts, out, in): x is {}, weight is {}", describe(x),
+             describe(weight));
+  user_check(x.scalar_type() == weight.scalar_type() && x.device() == weight.device(),
+             "grouped_linear: x and weight must share dtype and device: x is {}, weight is {}", describe(x),
+             describe(weight));
+  user_check(count.dim() == 1 && count.size(0) == weight.size(0) && count.scalar_type() == at::kLong && count.is_cpu(),
+             "grouped_linear: count must be ({}) int64 on the CPU, but is {}", weight.size(0), describe(count));
+  user_check(!bias.defined() || (bias.dim() == 2 && bias.sizes() == weight.sizes().slice(0, 2) &&
+                                 bias.scalar_type() == weight.scalar_type()),
+             "grouped_linear: bias must be [{}, {}] of weight's dtype, but is {}", weight.size(0), weight.size(1),
+             describe(bias));
+  const at::Tensor in_order = count.contiguous();
+  const std::vector<int64_t> counts(in_order.const_data_ptr<int64_t>(),
+                                    in_order.const_data_ptr<int64_t>() + in_order.numel());
+  int64_t rows = 0;
+  for (const int64_t of_group : counts) {
+    user_check(of_group >= 0, "grouped_linear: count holds {}", of_group);
+    rows += of_group;
+  }
+  user_check(rows == x.size(0), "grouped_linear: count adds to {}, but x has {} rows", rows, x.size(0));
+  return GroupedLinearFunction::apply(x.contiguous(), weight, bias.defined() ? std::optional(bias) : std::nullopt,
+                                      counts);
+}
+
+}  // namespace dovetail::moe
