@@ -267,8 +267,9 @@ TEST(DeadRank, AFailureInASubgroupEndsAllGroups) {
     });
     EXPECT_LT(took, 20);
     for (int r = 0; r < 4; ++r)
-      if (r != dead)
+      if (r != dead) {
         EXPECT_THAT(errors[static_cast<size_t>(r)], HasSubstr(fmt::format("rank {} stopped answering", dead)));
+      }
   }
 }
 

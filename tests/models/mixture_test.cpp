@@ -141,7 +141,9 @@ TEST(Mixture, RunsOnTheMetaDevice) {
     const auto loss = model.loss(at::empty({2, config.context + 1}, torch::dtype(torch::kLong).device(c10::kMeta)));
     EXPECT_EQ(loss.sum.dim(), 0);
     ASSERT_EQ(loss.router.defined(), config.moe.router != "hash");
-    if (loss.router.defined()) EXPECT_EQ(loss.router.dim(), 0);
+    if (loss.router.defined()) {
+      EXPECT_EQ(loss.router.dim(), 0);
+    }
   }
 }
 
