@@ -58,6 +58,12 @@ class Side:
         self.router = parameter(self.experts, WIDTH)
         self.weights.append(self.router)
 
+    def add_listed(self) -> None:
+        """Tensors for each expert."""
+        self.add_router()
+        self.up = [self.add(self.rows, WIDTH) for _ in range(self.experts)]
+        self.down = [self.add(WIDTH, self.ff) for _ in range(self.experts)]
+
     def add_stacked(self) -> None:
         """One tensor for all experts, as the peers want it."""
         self.add_router()
@@ -92,9 +98,7 @@ class Dense(Side):
 class Dovetail(Side):
     def __init__(self, options, shape, dtype):
         super().__init__(options, shape, dtype)
-        self.add_router()
-        self.up = [self.add(self.rows, WIDTH) for _ in range(self.experts)]
-        self.down = [self.add(WIDTH, self.ff) for _ in range(self.experts)]
+        self.add_listed()
 
     def forward(self, x: Tensor) -> Tensor:
         logits = functional.linear(x.float(), self.router)
@@ -106,9 +110,7 @@ class Dovetail(Side):
 class IndexAdd(Side):
     def __init__(self, options, shape, dtype):
         super().__init__(options, shape, dtype)
-        self.add_router()
-        self.up = [self.add(self.rows, WIDTH) for _ in range(self.experts)]
-        self.down = [self.add(WIDTH, self.ff) for _ in range(self.experts)]
+        self.add_listed()
 
     def forward(self, x: Tensor) -> Tensor:
         weight, expert = self.route(x)

@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 
 #include "dovetail/base/machine.h"
@@ -21,8 +20,9 @@ namespace {
 constexpr int64_t kFitted[] = {64, 4096, 65536, 1 << 20, 4 << 20};
 constexpr int64_t kHeldOut[] = {1024, 16384, 262144, 2 << 20};
 
-/// Seconds of the slowest rank, median over `repeats`; ranks start together.
-double slowest(Group& group, int repeats, const std::function<void()>& work) {
+}  // namespace
+
+double slowest_rank_seconds(Group& group, int repeats, const std::function<void()>& work) {
   std::vector<double> seconds;
   for (int i = 0; i < repeats; ++i) {
     group.barrier();
@@ -37,6 +37,8 @@ double slowest(Group& group, int repeats, const std::function<void()>& work) {
   return seconds[static_cast<size_t>(repeats / 2)];
 }
 
+namespace {
+
 std::vector<LinkSample> measure(Group& group, const auto& sizes) {
   std::vector<LinkSample> samples;
   for (const int64_t bytes : sizes) {
@@ -49,12 +51,12 @@ std::vector<LinkSample> measure(Group& group, const auto& sizes) {
 
 double measure_copy(Group& world) {
   const auto x = at::zeros({512, 8, 1024});
-  return static_cast<double>(x.nbytes()) / slowest(world, 9, [&] { x.transpose(0, 1).contiguous(); });
+  return static_cast<double>(x.nbytes()) / slowest_rank_seconds(world, 9, [&] { x.transpose(0, 1).contiguous(); });
 }
 
 double measure_product(Group& world, int64_t size, int repeats) {
   const auto a = at::ones({size, size});
-  return slowest(world, repeats, [&] { at::mm(a, a); });
+  return slowest_rank_seconds(world, repeats, [&] { at::mm(a, a); });
 }
 
 }  // namespace
@@ -63,7 +65,7 @@ double measure_all_to_all(Group& group, int64_t bytes, int repeats) {
   const auto x = at::zeros({group.size(), bytes}, at::kByte);
   auto y = at::empty_like(x);
   const std::vector<int64_t> one(static_cast<size_t>(group.size()), 1);
-  return slowest(group, repeats, [&] { group.all_to_all_async(y, x, one, one)->wait(); });
+  return slowest_rank_seconds(group, repeats, [&] { group.all_to_all_async(y, x, one, one)->wait(); });
 }
 
 Calibration calibrate(Group& world, int ranks_per_node) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -67,7 +68,10 @@ struct Calibration {
 };
 Calibration calibrate(Group& world, int ranks_per_node);
 
-/// Median over `repeats` of the slowest rank's seconds in an all-to-all of `bytes` for each pair. All ranks together.
+/// Median over `repeats` of the slowest rank's seconds in `work`, which ranks start together. All ranks together.
+double slowest_rank_seconds(Group& group, int repeats, const std::function<void()>& work);
+
+/// That of an all-to-all of `bytes` for each pair.
 double measure_all_to_all(Group& group, int64_t bytes, int repeats);
 
 }  // namespace dovetail

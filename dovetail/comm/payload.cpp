@@ -12,7 +12,6 @@ namespace dovetail {
 namespace {
 
 constexpr std::array<std::string_view, 4> kPayloadNames = {"unchanged", "fp32", "bf16", "mxfp8"};
-constexpr int64_t kBlock = 32;
 
 at::ScalarType wire_dtype(Payload payload, at::ScalarType dtype) {
   return payload == Payload::kFloat32 ? at::kFloat : payload == Payload::kBFloat16 ? at::kBFloat16 : dtype;
@@ -41,7 +40,7 @@ std::string_view name(Payload payload) { return kPayloadNames[static_cast<size_t
 Payload parse_payload(std::string_view text) { return parse_enum<Payload>("comm", "payload", text, kPayloadNames); }
 
 int64_t row_bytes(Payload payload, int64_t width, at::ScalarType dtype) {
-  if (payload == Payload::kMXFP8) return width + (width + kBlock - 1) / kBlock;
+  if (payload == Payload::kMXFP8) return width + (width + mx::kBlock - 1) / mx::kBlock;
   return width * static_cast<int64_t>(c10::elementSize(wire_dtype(payload, dtype)));
 }
 

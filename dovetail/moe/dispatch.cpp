@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <numeric>
-#include <utility>
 
 #include "dovetail/base/error.h"
+#include "dovetail/moe/saved_dispatch.h"
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/ops/rows_simd.h"
 
@@ -58,8 +58,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-const float* data_or_null(const at::Tensor& x) { return x.defined() ? x.const_data_ptr<float>() : nullptr; }
-
 /// y[token] += weight * rows, expert by expert: the tokens of one are all different.
 void add_to_tokens(at::Tensor& y, const at::Tensor& rows, const at::Tensor& weight, const Dispatch& to) {
   for (int64_t e = 0; e < to.experts(); ++e) {
@@ -92,21 +90,10 @@ at::Tensor take_tokens(const at::Tensor& x, const Dispatch& to, const at::Tensor
   return y;
 }
 
-/// A Dispatch among what a function saves.
-void save(AutogradContext* context, const Dispatch& to, variable_list tensors) {
-  tensors.insert(tensors.end(), {to.choice, to.token});
-  context->save_for_backward(std::move(tensors));
-  context->saved_data["begin"] = to.begin;
-}
-Dispatch saved_dispatch(AutogradContext* context, const variable_list& saved) {
-  return {
-      .begin = context->saved_data["begin"].toIntVector(), .choice = saved[saved.size() - 2], .token = saved.back()};
-}
-
 class DispatchFunction : public torch::autograd::Function<DispatchFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Dispatch& to) {
-    save(context, to, {});
+    save_with_dispatch(context, {}, to);
     context->saved_data["tokens"] = x.size(0);
     return take_tokens(x, to);
   }
@@ -125,7 +112,7 @@ class CombineFunction : public torch::autograd::Function<CombineFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& rows, const at::Tensor& weight,
                             const Dispatch& to) {
     const at::Tensor row_weight = weight.reshape(-1).index_select(0, to.choice);
-    save(context, to, {rows, row_weight});
+    save_with_dispatch(context, {rows, row_weight}, to);
     context->saved_data["choices"] = weight.sizes().vec();
     at::Tensor y = at::zeros({weight.size(0), rows.size(1)}, weight.options());
     add_to_tokens(y, rows, row_weight, to);

@@ -4,10 +4,12 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <utility>
 #include <vector>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/moe/saved_dispatch.h"
 #include "dovetail/mx/feed_forward.h"
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/ops/gemm.h"
@@ -94,6 +96,9 @@ struct Places {
   size_t up_bias(int64_t e) const { return static_cast<size_t>(2 + 2 * experts + e); }
   size_t down_bias(int64_t e) const { return static_cast<size_t>(2 + 3 * experts + e); }
   size_t count() const { return static_cast<size_t>(2 + (bias ? 4 : 2) * experts); }
+  std::vector<size_t> parameters(int64_t e) const {
+    return bias ? std::vector{up(e), down(e), up_bias(e), down_bias(e)} : std::vector{up(e), down(e)};
+  }
   at::TensorList downs(at::TensorList tensors) const { return tensors.slice(down(0), static_cast<size_t>(experts)); }
 };
 
@@ -135,10 +140,9 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     gemm_group(calls);
 
     variable_list kept = tensors.vec();
-    kept.insert(kept.end(), {row_weight, to.choice, to.token});
+    kept.push_back(row_weight);
     kept.insert(kept.end(), h.begin(), h.end());
-    context->save_for_backward(kept);
-    context->saved_data["begin"] = to.begin;
+    save_with_dispatch(context, std::move(kept), to);
     context->saved_data["activation"] = activation_name;
     context->saved_data["bias"] = bias;
     return y;
@@ -146,17 +150,15 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const TraceSpan span("dovetail::experts_backward");
-    const auto begin = context->saved_data["begin"].toIntVector();
-    const Places at{.experts = static_cast<int64_t>(begin.size()) - 1, .bias = context->saved_data["bias"].toBool()};
     const auto saved = context->get_saved_variables();
-    const at::TensorList extra = at::TensorList(saved).slice(at.count()), h = extra.slice(3);
-    const Dispatch to{.begin = begin, .choice = extra[1], .token = extra[2]};
+    const Dispatch to = saved_dispatch(context, saved);
+    const Places at{.experts = to.experts(), .bias = context->saved_data["bias"].toBool()};
     const auto activation = activation_operation(context->saved_data["activation"].toStringRef());
-    const at::Tensor &x = saved[Places::kX], &weight = saved[Places::kWeight], &row_weight = extra[0];
+    const at::Tensor &x = saved[Places::kX], &weight = saved[Places::kWeight], &row_weight = saved[at.count()];
     const at::Tensor dy = gradients[0].to(x.scalar_type()).contiguous();
     const auto runs = runs_of_width(at.downs(saved));
-    const ByExpert token(to, to.token), weights(to, row_weight);
-    const auto wanted = [context](size_t place) { return context->needs_input_grad(place); };
+    const at::TensorList h = at::TensorList(saved).slice(at.count() + 1, runs.size());
+    const ByExpert token(to, to.token);
 
     variable_list a, da = matrices(to, runs, 1, x.options()), dh;
     const ByExpert da_of(to, runs, da);
@@ -181,25 +183,19 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     variable_list out(at.count() + 3);  // and the other arguments'
     calls.clear();
     at::Tensor dx;
-    if (wanted(Places::kX)) dx = at::zeros(x.sizes(), weight.options());
-    for (int64_t e = 0; e < at.experts; ++e) {
-      if (dx.defined()) calls.push_back({dx, dh_of[e], saved[at.up(e)], {.accumulate = true, .c_rows = token[e]}});
+    if (context->needs_input_grad(Places::kX)) {
+      dx = at::zeros(x.sizes(), weight.options());
+      for (int64_t e = 0; e < at.experts; ++e)
+        calls.push_back({dx, dh_of[e], saved[at.up(e)], {.accumulate = true, .c_rows = token[e]}});
     }
+    const ByExpert weights(to, row_weight.to(x.scalar_type()));
     for (int64_t e = 0; e < at.experts; ++e) {
-      if (at.bias) out[at.down_bias(e)] = at::empty({x.size(1)}, x.options());
-      if (at.bias) out[at.up_bias(e)] = at::empty({dh_of[e].size(1)}, x.options());
-      for (const size_t place : {at.down(e), at.up(e)}) out[place] = at::empty(saved[place].sizes(), x.options());
+      for (const size_t place : at.parameters(e)) out[place] = at::empty(saved[place].sizes(), x.options());
       calls.push_back({out[at.down(e)], dy, a_of[e], {.transpose_a = true, .a_rows = token[e]}});
-      calls.push_back(
-          {out[at.up(e)],
-           dh_of[e],
-           x,
-           {.transpose_a = true, .row_sums = at.bias ? out[at.up_bias(e)] : at::Tensor(), .b_rows = token[e]}});
+      const at::Tensor up_sums = at.bias ? out[at.up_bias(e)] : at::Tensor();
+      calls.push_back({out[at.up(e)], dh_of[e], x, {.transpose_a = true, .row_sums = up_sums, .b_rows = token[e]}});
       if (at.bias)
-        calls.push_back({out[at.down_bias(e)].unsqueeze(0),
-                         weights[e].to(dy.scalar_type()).unsqueeze(0),
-                         dy,
-                         {.b_rows = token[e]}});
+        calls.push_back({out[at.down_bias(e)].unsqueeze(0), weights[e].unsqueeze(0), dy, {.b_rows = token[e]}});
     }
     gemm_group(calls);
     if (dx.defined()) out[Places::kX] = dx.to(x.scalar_type());

@@ -1,13 +1,10 @@
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 
-#include <algorithm>
-
 #include "dovetail/base/error.h"
-#include "dovetail/base/trace.h"
 #include "dovetail/comm/all_to_all.h"
+#include "dovetail/comm/cost_model.h"
 #include "dovetail/moe/simulate.h"
 
 namespace dovetail::moe {
@@ -43,18 +40,9 @@ double measure_forward(const std::shared_ptr<Group>& group, const LayerLoad& loa
   const auto x = at::ones({rows, load.width});
   const Expert expert{at::ones({load.width, load.hidden}), at::ones({load.hidden, load.width})};
   const Exchange exchange(group, even_splits(rows / overlap, group->size()));
-  std::vector<double> seconds;
-  for (int i = 0; i <= repeats; ++i) {
-    group->barrier();
-    const double start = now_seconds();
-    run_forward(x, exchange, expert, overlap);
-    double longest = 0;
-    for (const auto& one : group->all_gather(at::full({1}, now_seconds() - start, at::kDouble)))
-      longest = std::max(longest, one.item<double>());
-    if (i > 0) seconds.push_back(longest);  // the first one warms up
-  }
-  std::nth_element(seconds.begin(), seconds.begin() + repeats / 2, seconds.end());
-  return seconds[static_cast<size_t>(repeats / 2)];
+  const auto forward = [&] { run_forward(x, exchange, expert, overlap); };
+  forward();  // warms up
+  return slowest_rank_seconds(*group, repeats, forward);
 }
 
 }  // namespace dovetail::moe

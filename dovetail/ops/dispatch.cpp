@@ -105,6 +105,8 @@ Storage storage_of(const at::Tensor& x) {
   return x.scalar_type() == at::kFloat ? Storage::kFloat32 : Storage::kBFloat16;
 }
 
+const float* data_or_null(const at::Tensor& x) { return x.defined() ? x.const_data_ptr<float>() : nullptr; }
+
 std::string describe(const at::Tensor& x) {
   if (!x.defined()) return "(undefined)";
   return fmt::format("[{}] {} on {}", fmt::join(x.sizes(), ", "), c10::toString(x.scalar_type()), x.device().str());

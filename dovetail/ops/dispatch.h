@@ -41,6 +41,9 @@ bool use_kernel(Kernel kernel, const at::Tensor& x);
 /// float32 or bfloat16, as `use_kernel` has ensured.
 Storage storage_of(const at::Tensor& x);
 
+/// What a kernel reads of an operand that may be missing: x, float32, or null where it is undefined.
+const float* data_or_null(const at::Tensor& x);
+
 /// "[3, 4] Float on cpu", for messages.
 std::string describe(const at::Tensor& x);
 

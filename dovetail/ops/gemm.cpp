@@ -95,8 +95,6 @@ MatrixView matrix_view(const Operand& x, at::Tensor& copy) {
           x.rows.const_data_ptr<int32_t>()};
 }
 
-const float* data_or_null(const at::Tensor& x) { return x.defined() ? x.const_data_ptr<float>() : nullptr; }
-
 /// A call as the kernel takes it, with the copies that it reads.
 struct KernelCall {
   GemmProblem problem;

@@ -266,14 +266,14 @@ class Pipeline {
   }
 
   /// How fine: `row_blocks` are those of all stages.
-  static void cut(Stage& stage, int64_t row_blocks) {
-    const int64_t workers = parallel_workers(), strips = stage.strips();
-    stage.strips_per_part = std::clamp<int64_t>(strips / (2 * workers), 1, 8);
+  void cut(Stage& stage, int64_t row_blocks) const {
+    const int64_t strips = stage.strips();
+    stage.strips_per_part = std::clamp<int64_t>(strips / (2 * workers_), 1, 8);
     stage.parts = ceil_divide(strips, stage.strips_per_part) * ceil_divide(stage.panel.depths, stage.panel.slice);
     // Few rows: cut the columns too, so that there are some tasks for every thread. Where stages add to the same
     // columns, cut these the same way for each, so that one need not wait for all of the other. No sum depends on the
     // cut.
-    const int64_t wanted = stage.g->c_row ? 2 + workers / 4 : ceil_divide(4 * workers, row_blocks);
+    const int64_t wanted = stage.g->c_row ? 2 + workers_ / 4 : ceil_divide(4 * workers_, row_blocks);
     stage.strips_per_task = std::max(std::min<int64_t>(4, strips), ceil_divide(strips, wanted));
     stage.column_blocks = ceil_divide(strips, stage.strips_per_task);
   }
@@ -328,7 +328,7 @@ class Pipeline {
 
   /// The rows of a that this thread is likely to pack after task `number` of stage i.
   Upcoming rows_after(int64_t i, int64_t number) const {
-    number += parallel_workers();
+    number += workers_;
     for (; i < std::ssize(stages_) && number >= stages_[i].tasks(); ++i) number -= stages_[i].tasks();
     if (i == std::ssize(stages_)) return {};
     const Task task = task_of(stages_[i], number);
@@ -356,6 +356,7 @@ class Pipeline {
     }
   }
 
+  const int64_t workers_ = parallel_workers();  // asked here: within a piece it would be 1
   std::vector<Stage> stages_;
   std::vector<Progress> progress_;
   std::vector<Run> runs_;

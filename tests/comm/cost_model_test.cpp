@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "clusters.h"
 #include "dovetail/base/error.h"
 #include "ranks.h"
 
@@ -15,16 +16,6 @@ namespace dovetail {
 namespace {
 
 using testing::HasSubstr;
-
-CostModel two_classes(int ranks_per_node) {
-  return {.ranks_per_node = ranks_per_node,
-          .inside = {.latency_s = 2e-6, .bytes_per_s = 1e11},
-          .between = Link{.latency_s = 1e-5, .bytes_per_s = 1e10},
-          .copy_bytes_per_s = 1e12,
-          .call_s = 1e-6,
-          .flops = 1e13,
-          .source = "a test"};
-}
 
 /// Adds up the messages of rank 0 one by one.
 double by_messages(const CostModel& model, int ranks, double bytes, bool hierarchical) {

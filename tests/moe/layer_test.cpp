@@ -11,6 +11,7 @@
 #include "dovetail/moe/dispatch.h"
 #include "dovetail/mx/recipe.h"
 #include "dovetail/ops/dispatch.h"
+#include "random.h"
 
 namespace dovetail::moe {
 namespace {
@@ -19,11 +20,6 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 constexpr int64_t kWidth = 10, kFfnWidth = 6;
-
-at::Tensor random(at::IntArrayRef sizes, uint64_t seed) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  return at::randn(sizes, generator, at::kDouble);
-}
 
 Config config(int64_t experts = 5, int64_t k = 2) {
   Config c;

@@ -13,6 +13,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/moe/draw.h"
+#include "random.h"
 
 namespace dovetail::moe {
 namespace {
@@ -21,11 +22,6 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 constexpr int64_t kWidth = 10, kTokens = 48;
-
-at::Tensor random(at::IntArrayRef sizes, uint64_t seed) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  return at::randn(sizes, generator, at::kDouble);
-}
 
 template <class Change>
 Config config(Change change) {

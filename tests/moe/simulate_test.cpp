@@ -7,21 +7,14 @@
 #include <cmath>
 #include <vector>
 
+#include "../comm/clusters.h"
 #include "../comm/ranks.h"
 #include "dovetail/base/error.h"
 
 namespace dovetail::moe {
 namespace {
 
-CostModel cluster() {
-  return {.ranks_per_node = 4,
-          .inside = {.latency_s = 2e-6, .bytes_per_s = 1e11},
-          .between = Link{.latency_s = 1e-5, .bytes_per_s = 1e10},
-          .copy_bytes_per_s = 1e12,
-          .call_s = 1e-6,
-          .flops = 1e13,
-          .source = "a test"};
-}
+CostModel cluster() { return two_classes(4); }
 
 LayerLoad even_load(int ranks, int experts) {
   return {.ranks = ranks,
