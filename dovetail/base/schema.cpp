@@ -83,6 +83,13 @@ Field& Field::unit(std::string_view unit) {
   return *this;
 }
 
+Field& Field::word(std::string_view word, int64_t value) {
+  DOVETAIL_CHECK(std::holds_alternative<int64_t*>(state_->target), "'{}' is no integer", state_->key);
+  state_->word = word;
+  state_->word_value = value;
+  return *this;
+}
+
 Field& Field::required() {
   state_->required = true;
   return *this;
@@ -145,7 +152,8 @@ std::vector<std::string> SchemaAccess::keys(const Section& section) {
 std::string SchemaAccess::type_name(const Field& field) {
   static constexpr std::array<const char*, std::variant_size_v<Field::Target>> kNames = {
       "bool", "integer", "number", "string", "list of integers", "list of numbers", "string or list of strings"};
-  return kNames[field.target.index()];
+  const std::string name = kNames[field.target.index()];
+  return field.word.empty() ? name : fmt::format("{} or {}", name, quote_toml(field.word));
 }
 
 std::string SchemaAccess::range_text(const Field& field) {
@@ -165,6 +173,7 @@ std::string SchemaAccess::range_text(const Field& field) {
 }
 
 std::string SchemaAccess::value_text(const Field& field) {
+  if (field.is_word()) return quote_toml(field.word);
   return std::visit([](const auto* member) { return text_of(*member); }, field.target);
 }
 

@@ -31,11 +31,12 @@ namespace dovetail {
 /// The member's value at the time of `describe` is the default.
 class Field {
  public:
-  Field& range(double low, double high);            ///< inclusive; numbers (and each element of a list)
-  Field& above(double low);                         ///< low < value
-  Field& choices(std::vector<std::string> values);  ///< strings only
-  Field& unit(std::string_view unit);               ///< "tokens", "bytes", "s": shown in docs and errors
-  Field& required();                                ///< an error if the file and --set leave it out
+  Field& range(double low, double high);              ///< inclusive; numbers (and each element of a list)
+  Field& above(double low);                           ///< low < value
+  Field& choices(std::vector<std::string> values);    ///< strings only
+  Field& unit(std::string_view unit);                 ///< "tokens", "bytes", "s": shown in docs and errors
+  Field& word(std::string_view word, int64_t value);  ///< integers only: "auto" may stand for a value outside the range
+  Field& required();                                  ///< an error if the file and --set leave it out
 
  private:
   friend class Section;

@@ -24,7 +24,15 @@ struct Field::State {
   Target target;
   std::optional<double> low, high, above;
   std::vector<std::string> choices;
+  std::string word;  ///< what stands for word_value; empty: nothing
+  int64_t word_value = 0;
   bool required = false;
+
+  /// Whether the member, an integer, has the value that the word stands for.
+  bool is_word() const {
+    const auto* const* member = std::get_if<int64_t*>(&target);
+    return !word.empty() && member != nullptr && **member == word_value;
+  }
 };
 
 /// A table of the config while its struct describes itself. Nodes never move: fields and sections refer to them.

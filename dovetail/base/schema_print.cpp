@@ -55,7 +55,8 @@ nlohmann::json json_of(const std::vector<double>& values) {
 nlohmann::json section_json(const SectionState& section) {
   nlohmann::json out = nlohmann::json::object();
   for (const FieldState& field : section.fields) {
-    out[field.key] = std::visit([](const auto* member) { return json_of(*member); }, field.target);
+    out[field.key] = field.is_word() ? nlohmann::json(field.word)
+                                     : std::visit([](const auto* member) { return json_of(*member); }, field.target);
   }
   for (const SectionState& child : section.sections) out[child.key] = section_json(child);
   for (const SectionState::List& list : section.lists) {

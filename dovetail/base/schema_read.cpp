@@ -101,6 +101,10 @@ void Reader::read_value(const FieldState& field, const ConfigNode& node, const s
 }
 
 void Reader::read_value(const FieldState& field, const ConfigNode& node, const std::string& path, int64_t& out) const {
+  if (!field.word.empty() && node.kind == Kind::kString && node.text == field.word) {
+    out = field.word_value;
+    return;
+  }
   // 2^63 is the first double that no int64 holds; -2^63 is one.
   const bool whole = node.kind == Kind::kFloat && std::trunc(node.number) == node.number && node.number >= -0x1p63 &&
                      node.number < 0x1p63;

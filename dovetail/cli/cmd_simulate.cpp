@@ -61,7 +61,9 @@ class SimulateCommand : public Command {
         .is_required()
         .completes(Completion::kFile);
     arguments.option("--ranks", "N", &ranks_, "Ranks").is_required().range(1, 4096);
-    arguments.option("--experts", "E", &experts_, "Experts; a multiple of the ranks, or the other way round (ranks)")
+    arguments
+        .option("--experts", "E", &experts_,
+                "Experts; of fewer than ranks, the ranks are a multiple (as many as ranks)")
         .range(1, 1e5);
     arguments.option("--tokens", "T", &tokens_, "Tokens of a rank (4096)").range(1, 1e8);
     arguments.option("--width", "C", &width_, "Width of the model (1024)").range(1, 1e6);
@@ -134,7 +136,7 @@ class SimulateCommand : public Command {
                     .lines = {{"linear"}, {"2dh"}, {"flexible"}, {"2dh_flexible"}, {"data parallel"}}};
     for (int ranks = 2; ranks <= ranks_; ranks *= 2) {
       const auto load = load_for(ranks);
-      const bool fits = (load.experts % ranks == 0 || ranks % load.experts == 0) &&
+      const bool fits = (ranks <= load.experts || ranks % load.experts == 0) &&
                         (ranks <= model.ranks_per_node || ranks % model.ranks_per_node == 0);
       if (!fits) continue;
       std::map<size_t, double> fastest;

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <functional>
 #include <utility>
 
@@ -37,63 +38,77 @@ class AccumulatedHook final : public torch::autograd::FunctionPostHook {
 struct GradientReducer::State {
   struct Parameter {
     at::Tensor tensor;
+    std::shared_ptr<Group> group;
     at::Tensor sum;  // a view into its bucket; undefined where .grad() serves
     size_t bucket = 0;
     bool summed = false;                                 // `sum` holds something of this step
     bool arrived = false;                                // in the armed backward
     std::shared_ptr<torch::autograd::Node> accumulator;  // kept: autograd itself holds it weakly
     uintptr_t hook = 0;
+
+    bool alone() const { return group->size() == 1; }
   };
   struct Bucket {
+    std::shared_ptr<Group> group;
     at::Tensor flat;
     std::vector<size_t> parameters;
     size_t missing = 0;  // gradients of the armed backward that have not arrived
   };
 
-  std::shared_ptr<Group> group;
   std::vector<Parameter> parameters;
   std::vector<Bucket> buckets;
   std::vector<std::unique_ptr<Group::Work>> running;  // buckets [0, running.size()) have been started
   bool armed = false;
   double exposed_s = 0;
 
-  bool alone() const { return group->size() == 1; }
-  void add_parameter(const at::Tensor& tensor, size_t i);
+  void add_parameter(const at::Tensor& tensor, std::shared_ptr<Group> group, size_t i);
   void make_buckets(int64_t bucket_bytes);
   void arrived(size_t i);
   void add_to_sum(Parameter& p);
   void start_ready_buckets();
 };
 
-void GradientReducer::State::add_parameter(const at::Tensor& tensor, size_t i) {
+void GradientReducer::State::add_parameter(const at::Tensor& tensor, std::shared_ptr<Group> group, size_t i) {
   DOVETAIL_CHECK(tensor.defined() && tensor.is_leaf() && tensor.requires_grad() && tensor.is_floating_point() &&
                      tensor.is_contiguous(),
                  "parameter {} is not a contiguous floating point leaf that requires grad", i);
   auto& p = parameters.emplace_back();
   p.tensor = tensor;
+  p.group = std::move(group);
   p.accumulator = torch::autograd::impl::grad_accumulator(tensor);
   p.hook = p.accumulator->add_post_hook(std::make_unique<AccumulatedHook>([this, i] { arrived(i); }));
 }
 
-/// Backward reaches the last parameters first, so buckets are filled from the end of the list.
+/// Backward reaches the last parameters first, so buckets are filled from the end of the list: for each kind one at a
+/// time, in the order in which they are full.
 void GradientReducer::State::make_buckets(int64_t bucket_bytes) {
-  int64_t used = 0;
-  const auto same_kind = [&](const at::Tensor& a, const at::Tensor& b) {
-    return sum_dtype(a.scalar_type()) == sum_dtype(b.scalar_type()) && a.device() == b.device();
+  struct Open {
+    Bucket bucket;
+    int64_t used = 0;
   };
+  std::vector<Open> open;
   for (size_t i = parameters.size(); i-- > 0;) {
-    auto& p = parameters[i];
+    const Parameter& p = parameters[i];
+    if (p.alone()) continue;
     const auto bytes = p.tensor.numel() * static_cast<int64_t>(c10::elementSize(sum_dtype(p.tensor.scalar_type())));
-    const bool fits = !buckets.empty() && used + bytes <= bucket_bytes &&
-                      same_kind(parameters[buckets.back().parameters.front()].tensor, p.tensor);
-    if (!fits) {
-      buckets.emplace_back();
-      used = 0;
+    const auto same_kind = [&](const Open& other) {
+      const at::Tensor& first = parameters[other.bucket.parameters.front()].tensor;
+      return other.bucket.group == p.group && first.device() == p.tensor.device() &&
+             sum_dtype(first.scalar_type()) == sum_dtype(p.tensor.scalar_type());
+    };
+    auto found = std::ranges::find_if(open, same_kind);
+    if (found == open.end()) {
+      found = open.insert(found, Open{.bucket = {.group = p.group}});
+    } else if (found->used + bytes > bucket_bytes) {
+      buckets.push_back(std::exchange(found->bucket, {.group = p.group}));
+      found->used = 0;
     }
-    used += bytes;
-    p.bucket = buckets.size() - 1;
-    buckets.back().parameters.push_back(i);
+    found->used += bytes;
+    found->bucket.parameters.push_back(i);
   }
+  for (Open& last : open) buckets.push_back(std::move(last.bucket));
+  for (size_t b = 0; b < buckets.size(); ++b)
+    for (const size_t i : buckets[b].parameters) parameters[i].bucket = b;
   for (auto& bucket : buckets) {
     int64_t elements = 0;
     for (const size_t i : bucket.parameters) elements += parameters[i].tensor.numel();
@@ -126,7 +141,7 @@ void GradientReducer::State::add_to_sum(Parameter& p) {
 void GradientReducer::State::arrived(size_t i) {
   auto& p = parameters[i];
   if (!p.tensor.grad().defined()) return;  // its function gave no gradient
-  if (alone()) {
+  if (p.alone()) {
     // In one rank `.grad()` is the sum, unless adding micro-batches up in 16 bits would lose some of it.
     const bool narrow = p.tensor.scalar_type() != sum_dtype(p.tensor.scalar_type());
     if (narrow && (p.summed || !armed)) add_to_sum(p);
@@ -145,16 +160,19 @@ void GradientReducer::State::arrived(size_t i) {
 void GradientReducer::State::start_ready_buckets() {
   while (running.size() < buckets.size() && buckets[running.size()].missing == 0) {
     const TraceSpan span("start all_reduce");
-    running.push_back(group->all_reduce_async(buckets[running.size()].flat));
+    Bucket& bucket = buckets[running.size()];
+    running.push_back(bucket.group->all_reduce_async(bucket.flat));
   }
 }
 
 GradientReducer::GradientReducer(std::shared_ptr<Group> group, std::vector<at::Tensor> parameters, Options options)
     : state_(std::make_unique<State>()) {
   DOVETAIL_CHECK(options.bucket_bytes > 0, "bucket_bytes is {}", options.bucket_bytes);
-  state_->group = std::move(group);
-  for (size_t i = 0; i < parameters.size(); ++i) state_->add_parameter(parameters[i], i);
-  if (!state_->alone()) state_->make_buckets(options.bucket_bytes);
+  DOVETAIL_CHECK(options.groups.empty() || options.groups.size() == parameters.size(), "{} groups for {} parameters",
+                 options.groups.size(), parameters.size());
+  for (size_t i = 0; i < parameters.size(); ++i)
+    state_->add_parameter(parameters[i], options.groups.empty() ? group : options.groups[i], i);
+  state_->make_buckets(options.bucket_bytes);
 }
 
 GradientReducer::~GradientReducer() {
@@ -180,9 +198,8 @@ void GradientReducer::arm() {
 void GradientReducer::finish() {
   DOVETAIL_CHECK(state_->armed, "finish() without arm()");
   state_->armed = false;
-  if (state_->alone()) return;
   for (auto& p : state_->parameters)
-    if (!p.summed) p.sum.zero_();
+    if (!p.alone() && !p.summed) p.sum.zero_();
   for (auto& bucket : state_->buckets) bucket.missing = 0;
   state_->start_ready_buckets();
   const double start = now_seconds();
@@ -195,12 +212,18 @@ void GradientReducer::finish() {
 at::Tensor GradientReducer::gradient(size_t i) const {
   DOVETAIL_CHECK(i < size(), "there is no parameter {}", i);
   const auto& p = state_->parameters[i];
-  if (!state_->alone() || p.summed) return p.sum;
+  if (!p.alone() || p.summed) return p.sum;
   const auto& grad = p.tensor.grad();
   return grad.defined() ? grad : at::zeros_like(p.tensor);
 }
 
 size_t GradientReducer::size() const { return state_->parameters.size(); }
+
+const Group& GradientReducer::group(size_t i) const {
+  DOVETAIL_CHECK(i < size(), "there is no parameter {}", i);
+  return *state_->parameters[i].group;
+}
+
 double GradientReducer::exposed_s() const { return state_->exposed_s; }
 
 }  // namespace dovetail

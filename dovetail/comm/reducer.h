@@ -28,14 +28,14 @@ namespace dovetail {
 /// so neither micro-batches nor ranks are added in a 16-bit type. The same world size gives the same bits.
 ///
 /// Parameters are put into buckets of about `bucket_bytes` in reverse order of their list (backward's order). In the
-/// armed backward a bucket is all-reduced as soon as all its gradients are there; every rank starts buckets in the same
-/// fixed order, so one that is ready early waits for its turn. The hooks belong to the parameters' gradient
-/// accumulators: make the reducer after the module has its final dtype and device. In the armed backward each
+/// armed backward a bucket, of one group, is all-reduced as soon as all its gradients are there; every rank starts
+/// buckets in the same fixed order, so one that is ready early waits for its turn. The hooks belong to the parameters'
+/// gradient accumulators: make the reducer after the module has its final dtype and device. In the armed backward each
 /// parameter's gradient may arrive once (InternalError otherwise): a parameter shared by two nested backward calls is
 /// not supported.
 ///
-/// In a group of one nothing is copied: `gradient(i)` is `.grad()` itself, in the parameter's own dtype; only 16-bit
-/// parameters with several micro-batches are summed in float32 buffers.
+/// Where a parameter's group is this rank alone nothing is copied: `gradient(i)` is `.grad()` itself, in the
+/// parameter's own dtype; only 16-bit parameters with several micro-batches are summed in float32 buffers.
 ///
 /// Errors of a collective come out of `backward` or `finish` as CommError; the group and this reducer are then
 /// unusable.
@@ -43,8 +43,11 @@ class GradientReducer {
  public:
   struct Options {
     int64_t bucket_bytes = 4 << 20;
+    /// The ranks that hold each parameter, over which its gradient is summed; empty: `group` for all.
+    std::vector<std::shared_ptr<Group>> groups = {};
   };
-  /// All ranks pass the same parameters in the same order; all must require grad and be leaves.
+  /// All ranks of a parameter's group pass the parameters of that group in the same order; all must require grad and be
+  /// leaves.
   GradientReducer(std::shared_ptr<Group> group, std::vector<at::Tensor> parameters, Options options);
   ~GradientReducer();
   GradientReducer(const GradientReducer&) = delete;
@@ -61,6 +64,7 @@ class GradientReducer {
   /// (float32 or float64), or `.grad()`. May be scaled in place.
   at::Tensor gradient(size_t i) const;
   size_t size() const;
+  const Group& group(size_t i) const;  ///< that of parameters[i]
 
   /// Seconds that the last `finish` waited for the network: communication that backward did not hide.
   double exposed_s() const;

@@ -112,7 +112,8 @@ at::Tensor Attention::forward(const at::Tensor& x_btc, const Norm& norm, CacheSl
   return out_->forward(mixed.reshape({batch, tokens, heads_ * head_dim_}));
 }
 
-Block::Block(const ModelConfig& config, int64_t index, c10::Device device) {
+Block::Block(const ModelConfig& config, int64_t index, c10::Device device,
+             std::shared_ptr<const moe::ExpertRanks> ranks) {
   const std::string name = fmt::format("blocks.{}", index);
   attention_norm_ = register_module("attention_norm", std::make_shared<Norm>(config, device));
   attention_ = register_module("attention", std::make_shared<Attention>(config, name + ".attention", device));
@@ -123,7 +124,8 @@ Block::Block(const ModelConfig& config, int64_t index, c10::Device device) {
                                                                                         .activation = config.activation,
                                                                                         .bias = config.bias,
                                                                                         .name = name + ".moe",
-                                                                                        .device = device}));
+                                                                                        .device = device,
+                                                                                        .ranks = std::move(ranks)}));
   } else {
     ffn_ = register_module("ffn", std::make_shared<FeedForward>(FeedForward::Options{.in = config.width,
                                                                                      .width = config.ffn_width,

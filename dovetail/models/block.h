@@ -64,10 +64,10 @@ struct BlockOutput {
 /// Pre-norm block: x += attention(norm(x)); x += ffn(norm(x)), a feed-forward or a mixture of experts.
 class Block : public torch::nn::Module {
  public:
-  Block(const ModelConfig& config, int64_t index, c10::Device device);
+  /// `ranks`: as moe::Layer's.
+  Block(const ModelConfig& config, int64_t index, c10::Device device,
+        std::shared_ptr<const moe::ExpertRanks> ranks = nullptr);
   BlockOutput forward(const at::Tensor& x_btc, const moe::Pass& pass = {}, CacheSlot* slot = nullptr);
-
-  moe::Layer* experts() const { return moe_.get(); }  ///< null: dense
 
  private:
   std::shared_ptr<Norm> attention_norm_, ffn_norm_;

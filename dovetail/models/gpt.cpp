@@ -5,6 +5,9 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/types.h>
 
+#include <string_view>
+#include <utility>
+
 #include "dovetail/base/error.h"
 #include "dovetail/models/block.h"
 #include "dovetail/ops/functions.h"
@@ -31,6 +34,7 @@ void check_ids(const at::Tensor& tokens, int64_t vocab_size) {
 
 struct GPT::State {
   ModelConfig config;
+  std::shared_ptr<const moe::ExpertRanks> ranks;
   std::shared_ptr<Embedding> embed, positions;
   std::vector<std::shared_ptr<Block>> blocks;
   std::shared_ptr<Norm> norm;
@@ -54,7 +58,9 @@ struct GPT::State {
   }
 };
 
-GPT::GPT(const ModelConfig& config, c10::Device device) : torch::nn::Module("GPT"), state_(std::make_unique<State>()) {
+GPT::GPT(const ModelConfig& config, c10::Device device, std::shared_ptr<const moe::ExpertRanks> ranks)
+    : torch::nn::Module("GPT"), state_(std::make_unique<State>()) {
+  state_->ranks = std::move(ranks);
   const auto& c = state_->config = config;
   DOVETAIL_CHECK(c.kv_heads > 0 && c.head_dim > 0 && c.ffn_width > 0 && c.vocab_size > 0,
                  "GPT takes a config that resolve_model_config has completed");
@@ -65,7 +71,7 @@ GPT::GPT(const ModelConfig& config, c10::Device device) : torch::nn::Module("GPT
   torch::nn::ModuleList blocks;
   register_module("blocks", blocks);
   for (int64_t i = 0; i < c.layers; ++i) {
-    state_->blocks.push_back(std::make_shared<Block>(c, i, device));
+    state_->blocks.push_back(std::make_shared<Block>(c, i, device, state_->ranks));
     blocks->push_back(state_->blocks.back());
   }
   state_->norm = register_module("norm", std::make_shared<Norm>(c, device));
@@ -79,7 +85,16 @@ GPT::GPT(const ModelConfig& config, c10::Device device) : torch::nn::Module("GPT
 GPT::~GPT() = default;
 
 const ModelConfig& GPT::config() const { return state_->config; }
-const std::vector<std::shared_ptr<Block>>& GPT::blocks() const { return state_->blocks; }
+const std::shared_ptr<const moe::ExpertRanks>& GPT::expert_ranks() const { return state_->ranks; }
+
+std::optional<moe::ExpertSlice> GPT::expert_slice(const std::string& parameter, at::IntArrayRef sizes) const {
+  constexpr std::string_view kExperts = ".moe.experts.";
+  const size_t at = parameter.find(kExperts);
+  if (!state_->ranks || at == std::string::npos) return std::nullopt;
+  const size_t number = at + kExperts.size();
+  return moe::expert_slice(std::string_view(parameter).substr(parameter.find('.', number) + 1), sizes,
+                           state_->config.activation, state_->ranks->placement, state_->ranks->group->rank());
+}
 
 at::Tensor GPT::features(const at::Tensor& tokens, KvCache* cache) { return run_blocks(tokens, cache, {}).x; }
 

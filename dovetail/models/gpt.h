@@ -4,9 +4,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "dovetail/models/config.h"
+#include "dovetail/moe/parallel.h"
 #include "dovetail/moe/pass.h"
 
 namespace dovetail {
@@ -20,7 +23,6 @@ struct LossSum {
   at::Tensor trained() const { return router.defined() ? sum + router : sum; }  ///< where backward begins
 };
 
-class Block;
 struct BlockOutput;
 
 /// Keys (rotated) and values of earlier positions, for decoding: one pair (B, S, Hkv, D) a block, filled up to
@@ -44,8 +46,9 @@ struct KvCache {
 class GPT : public torch::nn::Module {
  public:
   /// Every size in `config` resolved (see resolve_model_config); parameters float32, uninitialised; on the meta device
-  /// they take no memory.
-  explicit GPT(const ModelConfig& config, c10::Device device = c10::kCPU);
+  /// they take no memory. With `ranks` the experts are spread over them, and all ranks call the model together.
+  explicit GPT(const ModelConfig& config, c10::Device device = c10::kCPU,
+               std::shared_ptr<const moe::ExpertRanks> ranks = nullptr);
   ~GPT() override;
 
   /// tokens (B, T + 1) int64: predicts tokens[:, 1:] from tokens[:, :-1]. -100 is padding: as a target it is left out
@@ -72,7 +75,9 @@ class GPT : public torch::nn::Module {
   void set_compute_dtype(at::ScalarType dtype);
 
   const ModelConfig& config() const;
-  const std::vector<std::shared_ptr<Block>>& blocks() const;
+  const std::shared_ptr<const moe::ExpertRanks>& expert_ranks() const;  ///< null: all experts are here
+  /// What the parameter of this name and size holds of the whole one, where that is spread over ranks.
+  std::optional<moe::ExpertSlice> expert_slice(const std::string& parameter, at::IntArrayRef sizes) const;
 
  private:
   /// `features`, and the sum of the routers' losses.

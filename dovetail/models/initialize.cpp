@@ -35,6 +35,11 @@ void initialize(GPT& model, uint64_t seed, double noise) {
   for (auto& item : model.named_parameters()) {
     const std::string_view name = item.key();
     auto& parameter = item.value();
+    const auto slice = model.expert_slice(item.key(), parameter.sizes());
+    const at::IntArrayRef whole = slice ? at::IntArrayRef(slice->whole) : parameter.sizes();
+    const auto own = [&](const at::Tensor& values) {
+      return slice ? slice->of(values).reshape(parameter.sizes()) : values;
+    };
     if (name.ends_with(".bias")) {
       parameter.zero_();
     } else if (name.ends_with("norm.weight")) {
@@ -43,8 +48,8 @@ void initialize(GPT& model, uint64_t seed, double noise) {
       const bool into_residual = name.ends_with(".attention.out.weight") || name.ends_with(".down.weight");
       const double std = into_residual ? residual_std : config.init_std;
       const auto key = mix_seed(seed, name_key(item.key()));
-      parameter.copy_(normal_values(parameter.sizes(), std, key));
-      if (noise > 0) parameter.add_(normal_values(parameter.sizes(), noise * std, ~key));
+      parameter.copy_(own(normal_values(whole, std, key)));
+      if (noise > 0) parameter.add_(own(normal_values(whole, noise * std, ~key)));
     }
   }
 }

@@ -12,6 +12,7 @@
 #include "dovetail/moe/saved_dispatch.h"
 #include "dovetail/mx/feed_forward.h"
 #include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/functions.h"
 #include "dovetail/ops/gemm.h"
 #include "dovetail/ops/row_operation.h"
 #include "dovetail/ops/rows_simd.h"
@@ -224,10 +225,9 @@ at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dis
                         const ExpertWeights& experts) {
   user_check(x.dim() == 2 && weight.dim() == 2 && weight.size(0) == x.size(0),
              "experts: x must be (T, C) and weight (T, k): x is {}, weight is {}", describe(x), describe(weight));
-  user_check(x.is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16) &&
-                 weight.scalar_type() == at::kFloat,
-             "experts: x must be float32 or bfloat16 on the CPU and weight float32: x is {}, weight is {}", describe(x),
-             describe(weight));
+  const auto sums = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  user_check(weight.scalar_type() == sums, "experts: weight must be {}: x is {}, weight is {}", at::toString(sums),
+             describe(x), describe(weight));
   const size_t count = experts.experts();
   user_check(static_cast<int64_t>(count) == to.experts() && experts.down.size() == count,
              "experts: {} rows of choices for {} up and {} down matrices", to.experts(), count, experts.down.size());
@@ -236,10 +236,31 @@ at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dis
   user_check(experts.up_bias.size() == (bias ? count : 0) && experts.down_bias.size() == experts.up_bias.size(),
              "experts: {} experts have {} biases of up and {} of down", count, experts.up_bias.size(),
              experts.down_bias.size());
+  if (!use_kernel(Kernel::kExperts, x) || !x.is_cpu()) {
+    const auto activation = activation_operation(experts.activation);
+    return apply_experts(x, weight, to, [&](int64_t expert, const at::Tensor& rows) {
+      const auto e = static_cast<size_t>(expert);
+      const auto bias_of = [&](const std::vector<at::Tensor>& biases) { return bias ? biases[e] : at::Tensor(); };
+      const at::Tensor h = linear(rows, experts.up[e], bias_of(experts.up_bias));
+      return linear(activation->apply(h), experts.down[e], bias_of(experts.down_bias));
+    });
+  }
   variable_list tensors = {x.contiguous(), weight};
   for (const auto* list : {&experts.up, &experts.down, &experts.up_bias, &experts.down_bias})
     tensors.insert(tensors.end(), list->begin(), list->end());
   return ExpertsFunction::apply(at::TensorList(tensors), to, experts.activation, bias);
+}
+
+at::Tensor apply_experts(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
+                         const std::function<at::Tensor(int64_t, const at::Tensor&)>& expert) {
+  const at::Tensor weights = weight.reshape({-1, 1});
+  at::Tensor y = at::zeros(x.sizes(), weights.options().requires_grad(false));
+  for (int64_t e = 0; e < to.experts(); ++e) {
+    const at::Tensor token = to.of_expert(to.token, e), choice = to.of_expert(to.choice, e);
+    const at::Tensor of_expert = expert(e, x.index_select(0, token));
+    y.index_add_(0, token, of_expert * weights.index_select(0, choice));
+  }
+  return y;
 }
 
 }  // namespace dovetail::moe

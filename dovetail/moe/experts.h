@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,12 +22,19 @@ struct ExpertWeights {
 /// y[t] = sum over the choices of token t that `to` holds of weight * down(activation(up(x[t]))), of the choice's
 /// expert.
 ///
-/// x (T, C) float32 or bfloat16 on the CPU, in the dtype of the experts; weight (T, k) and y (T, C) float32. No
-/// expert's rows are padded (MegaBlocks' dropless experts, Gale et al. 2022), and in float32 none are copied: products
-/// read tokens where they lie and add into where they go. In bfloat16, whose products are oneDNN's, one expert's rows
-/// are copied at a time. Kept for backward: x and what `up` made. Sums are in float32, a token's experts in their
-/// order. Throws UserError naming the tensor.
+/// x (T, C) in the dtype of the experts; weight (T, k) and y (T, C) float32, or x's where that is wider. No expert's
+/// rows are padded (MegaBlocks' dropless experts, Gale et al. 2022). Our kernel runs float32 and bfloat16 on the CPU,
+/// all experts at once. In float32 it copies no rows: products read tokens where they lie and add into where they go.
+/// In bfloat16, whose products are oneDNN's, one expert's rows are copied at a time. Kept for backward: x and what `up`
+/// made. Everything else is `apply_experts`. Sums are in float32, a token's experts in their order. Throws UserError
+/// naming the tensor.
 at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
                         const ExpertWeights& experts);
+
+/// The same of experts of any kind (FastMoE, He et al. 2021), one after another on copies of their rows: expert(e, rows
+/// of e) has as many rows. All run, also those without rows: their gradients are zeros then, and every rank has the
+/// same ones.
+at::Tensor apply_experts(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
+                         const std::function<at::Tensor(int64_t, const at::Tensor&)>& expert);
 
 }  // namespace dovetail::moe

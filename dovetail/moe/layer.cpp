@@ -1,18 +1,29 @@
 #include "dovetail/moe/layer.h"
 
 #include <fmt/format.h>
-#include <torch/nn/modules/container/modulelist.h>
 #include <torch/types.h>
 
 #include <algorithm>
 
 #include "dovetail/base/error.h"
 #include "dovetail/moe/experts.h"
-#include "dovetail/ops/dispatch.h"
 
 namespace dovetail::moe {
 
-Layer::Layer(const Config& config, const Options& options) : config_(config), activation_(options.activation) {
+namespace {
+
+/// Modules by their number among all experts, of which a rank may have a few.
+class ExpertList : public torch::nn::Module {
+ public:
+  void add(int64_t expert, const std::shared_ptr<FeedForward>& module) {
+    register_module(std::to_string(expert), module);
+  }
+};
+
+}  // namespace
+
+Layer::Layer(const Config& config, const Options& options)
+    : config_(config), activation_(options.activation), ranks_(options.ranks) {
   DOVETAIL_CHECK(config.experts > 0 && config.ffn_width > 0, "{}: {} experts of width {}", options.name, config.experts,
                  config.ffn_width);
   const auto feed_forward = [&](int64_t width, const std::string& name) {
@@ -24,11 +35,13 @@ Layer::Layer(const Config& config, const Options& options) : config_(config), ac
                                                               .device = options.device});
   };
   router_ = register_module("router", std::make_shared<Router>(config, options.width, options.name, options.device));
-  torch::nn::ModuleList experts;
-  register_module("experts", experts);
-  for (int64_t e = 0; e < config.experts; ++e) {
-    experts_.push_back(feed_forward(config.ffn_width, fmt::format("experts.{}", e)));
-    experts->push_back(experts_.back());
+  const Placement placement = ranks_ ? ranks_->placement : Placement{.experts = config.experts};
+  const int holder = ranks_ ? placement.holder(ranks_->group->rank()) : 0;
+  plan_.shards = placement.cut;
+  const auto experts = register_module("experts", std::make_shared<ExpertList>());
+  for (int64_t e = placement.first(holder); e < placement.first(holder + 1); ++e) {
+    experts_.push_back(feed_forward(config.ffn_width / placement.cut, fmt::format("experts.{}", e)));
+    experts->add(e, experts_.back());
   }
   if (config.shared_experts > 0)
     shared_ = register_module("shared", feed_forward(config.shared_experts * config.ffn_width, "shared"));
@@ -44,47 +57,55 @@ Layer::Output Layer::forward(const at::Tensor& x, const Pass& pass) {
     out.y = at::empty_like(x);
     return out;
   }
-  const Dispatch to = dispatch(routing.expert, routing.slot, config_.experts);
-  const auto* count = routing.count.const_data_ptr<int64_t>();
   if (!pass.again) {
-    for (size_t e = 0; e < experts_.size(); ++e) {
+    const auto* count = routing.count.const_data_ptr<int64_t>();
+    for (size_t e = 0; e < load_.count.size(); ++e) {
       load_.count[e] += count[e];
       load_.dropped += count[e];
     }
-    load_.dropped -= to.rows();
+    load_.dropped -= (routing.slot >= 0).sum().item<int64_t>();
   }
-  const bool quantized = std::ranges::any_of(
-      experts_, [](const auto& expert) { return expert->up().quantized() || expert->down().quantized(); });
-  at::Tensor y = use_kernel(Kernel::kExperts, rows) && !quantized ? grouped(rows, routing.weight, to)
-                                                                  : one_by_one(rows, routing.weight, to);
+  const LocalExperts local = local_experts();
+  at::Tensor y;
+  if (ranks_) {
+    y = parallel_feed_forward(rows, routing.weight, routing.expert, routing.slot, local, *ranks_, plan_);
+  } else {
+    const Dispatch to = dispatch(routing.expert, routing.slot, config_.experts);
+    y = local.modules ? apply_experts(rows, routing.weight, to, local.modules)
+                      : feed_forward(rows, routing.weight, to, local.weights);
+  }
   y = y.to(x.scalar_type());
   if (shared_) y = y + shared_->forward(rows);
   out.y = y.view(x.sizes());
   return out;
 }
 
-at::Tensor Layer::grouped(const at::Tensor& rows, const at::Tensor& weight, const Dispatch& to) const {
-  ExpertWeights experts{.activation = activation_};
-  for (const auto& expert : experts_) {
-    experts.up.push_back(expert->up().weight);
-    experts.down.push_back(expert->down().weight);
-    if (!expert->up().options().bias) continue;
-    experts.up_bias.push_back(expert->up().bias);
-    experts.down_bias.push_back(expert->down().bias);
-  }
-  return feed_forward(rows, weight, to, experts);
+bool Layer::quantized() const {
+  return std::ranges::any_of(experts_,
+                             [](const auto& expert) { return expert->up().quantized() || expert->down().quantized(); });
 }
 
-at::Tensor Layer::one_by_one(const at::Tensor& rows, const at::Tensor& weight, const Dispatch& to) const {
-  const at::Tensor weights = weight.reshape({-1, 1});
-  at::Tensor y = at::zeros(rows.sizes(), weights.options().requires_grad(false));
-  // Experts without a token run too: their gradients are zeros, and every rank has the same ones.
-  for (int64_t e = 0; e < config_.experts; ++e) {
-    const at::Tensor token = to.of_expert(to.token, e), choice = to.of_expert(to.choice, e);
-    const at::Tensor of_expert = experts_[static_cast<size_t>(e)]->forward(rows.index_select(0, token));
-    y.index_add_(0, token, of_expert * weights.index_select(0, choice));
+LocalExperts Layer::local_experts() const {
+  LocalExperts local{.weights = {.activation = activation_}, .modules = {}};
+  if (quantized())
+    local.modules = [this](int64_t e, const at::Tensor& rows) {
+      return experts_[static_cast<size_t>(e)]->forward(rows);
+    };
+  for (const auto& expert : experts_) {
+    local.weights.up.push_back(expert->up().weight);
+    local.weights.down.push_back(expert->down().weight);
+    if (!expert->up().options().bias) continue;
+    local.weights.up_bias.push_back(expert->up().bias);
+    local.weights.down_bias.push_back(expert->down().bias);
   }
-  return y;
+  return local;
+}
+
+std::vector<std::pair<std::string, std::shared_ptr<Layer>>> layers_of(const torch::nn::Module& model) {
+  std::vector<std::pair<std::string, std::shared_ptr<Layer>>> layers;
+  for (const auto& item : model.named_modules("", /*include_self=*/false))
+    if (auto layer = std::dynamic_pointer_cast<Layer>(item.value())) layers.emplace_back(item.key(), std::move(layer));
+  return layers;
 }
 
 }  // namespace dovetail::moe

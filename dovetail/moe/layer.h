@@ -5,10 +5,11 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dovetail/moe/config.h"
-#include "dovetail/moe/dispatch.h"
+#include "dovetail/moe/parallel.h"
 #include "dovetail/moe/pass.h"
 #include "dovetail/moe/router.h"
 #include "dovetail/mx/feed_forward.h"
@@ -16,7 +17,8 @@
 namespace dovetail::moe {
 
 /// y = sum over a token's experts of weight * expert(x), and the shared experts of x (Shazeer et al. 2017).
-/// Parameters: the Router's, experts.<e>.up and .down as a FeedForward's, shared.up and .down.
+/// Parameters: the Router's, experts.<e>.up and .down as a FeedForward's, shared.up and .down. Where experts are spread
+/// over ranks a Layer has those of its own rank, under their numbers among all, in slices if they are cut.
 class Layer : public torch::nn::Module {
  public:
   struct Options {
@@ -25,6 +27,7 @@ class Layer : public torch::nn::Module {
     bool bias = false;
     std::string name;  ///< "blocks.3.moe"
     c10::Device device = c10::kCPU;
+    std::shared_ptr<const ExpertRanks> ranks = nullptr;  ///< null: all experts are here
   };
   /// `config` is a resolved one.
   Layer(const Config& config, const Options& options);
@@ -44,24 +47,35 @@ class Layer : public torch::nn::Module {
   };
   const Load& load() const { return load_; }
   void reset_load() {
-    load_ = {.count = std::vector<int64_t>(experts_.size(), 0)};
+    load_ = {.count = std::vector<int64_t>(static_cast<size_t>(config_.experts), 0)};
     router_->begin_step();
   }
 
   Router& router() { return *router_; }
+  const std::shared_ptr<const ExpertRanks>& ranks() const { return ranks_; }
+
+  /// How rows and experts meet from the next forward pass on: the same on all ranks. At first experts stay where they
+  /// are, without overlap.
+  void set_plan(Plan plan) { plan_ = std::move(plan); }
+  const Plan& plan() const { return plan_; }
+  /// Whether some expert runs as a module of its own, which only its own rank can.
+  bool quantized() const;
 
  private:
-  /// y (T, C), float32 sums, of the experts that are not shared: all as one operation, or one after another, each a
-  /// module that may be quantized, on copies of its rows.
-  at::Tensor grouped(const at::Tensor& rows, const at::Tensor& weight, const Dispatch& to) const;
-  at::Tensor one_by_one(const at::Tensor& rows, const at::Tensor& weight, const Dispatch& to) const;
+  /// The experts of this rank: as one operation, or as modules if they are quantized.
+  LocalExperts local_experts() const;
 
   Config config_;
   std::string activation_;
+  std::shared_ptr<const ExpertRanks> ranks_;
+  Plan plan_;
   std::shared_ptr<Router> router_;
   std::vector<std::shared_ptr<FeedForward>> experts_;
   std::shared_ptr<FeedForward> shared_;  ///< null: none
   Load load_;
 };
+
+/// The Layers within `model` with their names, in the order of the model.
+std::vector<std::pair<std::string, std::shared_ptr<Layer>>> layers_of(const torch::nn::Module& model);
 
 }  // namespace dovetail::moe

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "dovetail/base/error.h"
+#include "dovetail/moe/placement.h"
 
 namespace dovetail::moe {
 namespace {
@@ -31,6 +32,16 @@ struct Stage {
 };
 
 size_t index(int i) { return static_cast<size_t>(i); }
+
+Placement placement_of(const LayerLoad& load) {
+  user_check(load.ranks >= 1 && load.experts >= 1, "simulate: {} experts and {} ranks", load.experts, load.ranks);
+  const int least = (load.ranks + load.experts - 1) / load.experts;
+  const Placement placement{
+      .experts = load.experts, .ranks = load.ranks, .cut = load.cut == 0 ? std::max(1, least) : load.cut};
+  user_check(load.ranks % placement.cut == 0 && placement.holders() <= load.experts,
+             "simulate: {} experts, {} ranks for each, do not fit {} ranks", load.experts, placement.cut, load.ranks);
+  return placement;
+}
 
 Seconds run_stage(const Stage& stage, const Nodes& nodes, const Seconds& start) {
   const auto group_of = [&](int rank) {
@@ -109,17 +120,20 @@ class Builder {
  public:
   Builder(const CostModel& model, const LayerLoad& load, const LayerPlan& plan)
       : model_(model), load_(load), plan_(plan), nodes_(model, load.ranks) {
-    const int w = load.ranks, e = load.experts;
-    user_check(w >= 1 && e >= 1 && (e % w == 0 || w % e == 0),
-               "simulate: {} experts and {} ranks: one must be a multiple of the other", e, w);
-    replicas_ = std::max(1, w / e);
+    const int e = load.experts;
+    placement_ = placement_of(load);
     user_check(plan.overlap >= 1 && plan.overlap <= 8, "simulate: overlap {} is not from 1 to 8", plan.overlap);
-    user_check(plan.shards >= 0 && (plan.shards == 0 || replicas_ % plan.shards == 0),
-               "simulate: r = {} does not divide the {} ranks of an expert", plan.shards, replicas_);
+    user_check(plan.shards >= 0 && (plan.shards == 0 || placement_.cut % plan.shards == 0),
+               "simulate: r = {} does not divide the {} ranks of an expert", plan.shards, placement_.cut);
     user_check(plan.shadowed >= 0 && plan.shadowed < e, "simulate: {} of {} experts shadowed", plan.shadowed, e);
-    double sum = 0;
-    for (int i = 0; i < e; ++i) sum += std::pow(i + 1.0, -load.skew);
-    for (int i = 0; i < e; ++i) share_.push_back(std::pow(i + 1.0, -load.skew) / sum);
+    share_ = load.choices_of;
+    if (share_.empty())
+      for (int i = 0; i < e; ++i) share_.push_back(std::pow(i + 1.0, -load.skew));
+    user_check(std::ssize(share_) == e, "simulate: the load of {} experts for {}", share_.size(), e);
+    const double sum = std::accumulate(share_.begin(), share_.end(), 0.0);
+    for (double& share : share_) share = sum > 0 ? share / sum : 1.0 / e;
+    shadowed_.assign(index(e), false);
+    for (const int64_t i : most_loaded(share_, plan.shadowed)) shadowed_[static_cast<size_t>(i)] = true;
   }
 
   const Nodes& nodes() const { return nodes_; }
@@ -132,10 +146,14 @@ class Builder {
       work.parameters_s = gather_s(load_.ranks, load_.experts * expert_bytes(), /*near=*/false);
       return work;
     }
-    for (int e = 0; e < plan_.shadowed; ++e) work.local_s += expert_s(choices() * share_[index(e)], 1, 1);
+    for (int e = 0; e < load_.experts; ++e)
+      if (shadowed_[index(e)]) work.local_s += expert_s(choices() * share_[index(e)], 1, 1);
     work.parameters_s = broadcast_s(plan_.shadowed * expert_bytes());
-    if (replicas_ > plan_.shards)
-      work.parameters_s += gather_s(replicas_ / plan_.shards, expert_bytes() / plan_.shards, /*near=*/true);
+    if (placement_.cut > plan_.shards) {
+      const auto experts = static_cast<double>(placement_.count(placement_.holders() - 1));  // the most of any
+      work.parameters_s +=
+          gather_s(placement_.cut / plan_.shards, experts * expert_bytes() / plan_.shards, /*near=*/true);
+    }
     for (int p = 0; p < load_.ranks; ++p) add_rank(work, p);
     return work;
   }
@@ -153,12 +171,11 @@ class Builder {
   }
 
   void add_rank(Work& work, int p) const {
-    const int per_rank = std::max(1, load_.experts / load_.ranks);
-    const int first = load_.experts >= load_.ranks ? p * per_rank : p / replicas_;
-    const int pieces = is_flexible(plan_.algorithm) ? 1 : load_.ranks;
-    for (int e = std::max(first, plan_.shadowed); e < first + per_rank; ++e) {
-      // Of the expert's replicas each serves its part of the ranks.
-      const double from_each = choices() * share_[index(e)] * plan_.shards / replicas_;
+    const int holder = placement_.holder(p), pieces = is_flexible(plan_.algorithm) ? 1 : load_.ranks;
+    for (int64_t e = placement_.first(holder); e < placement_.first(holder + 1); ++e) {
+      if (shadowed_[static_cast<size_t>(e)]) continue;
+      // Each group of ranks that have the whole expert gets its part of the rows.
+      const double from_each = choices() * share_[static_cast<size_t>(e)] * plan_.shards / placement_.cut;
       work.rows_to[index(p)] += from_each;
       work.compute_s[index(p)] += expert_s(from_each * load_.ranks, plan_.shards, pieces * plan_.overlap);
     }
@@ -167,7 +184,7 @@ class Builder {
   /// A ring of n ranks after which each has `bytes`, of which it had 1/n.
   double gather_s(int n, double bytes, bool near) const {
     if (n == 1) return 0;
-    const bool inside = nodes_.count == 1 || (near && replicas_ <= nodes_.size);
+    const bool inside = nodes_.count == 1 || (near && placement_.cut <= nodes_.size);
     return (inside ? model_.inside : *model_.between).seconds(n - 1, bytes * (n - 1) / n);
   }
 
@@ -181,8 +198,9 @@ class Builder {
   const LayerLoad& load_;
   const LayerPlan& plan_;
   Nodes nodes_;
-  int replicas_ = 1;
+  Placement placement_;
   std::vector<double> share_;
+  std::vector<bool> shadowed_;
 };
 
 /// One direction of the layer. `work_factor` is 1 forward and 2 backward; experts move before forward, their gradients
@@ -242,14 +260,25 @@ LayerTime simulate(const CostModel& model, const LayerLoad& load, const LayerPla
   return time;
 }
 
+std::vector<int64_t> most_loaded(const std::vector<double>& choices, int count) {
+  std::vector<int64_t> experts(choices.size());
+  std::iota(experts.begin(), experts.end(), int64_t{0});
+  std::stable_sort(experts.begin(), experts.end(), [&](int64_t a, int64_t b) {
+    return choices[static_cast<size_t>(a)] > choices[static_cast<size_t>(b)];
+  });
+  experts.resize(std::min(experts.size(), static_cast<size_t>(count)));
+  std::sort(experts.begin(), experts.end());
+  return experts;
+}
+
 std::vector<LayerTime> simulate_all(const CostModel& model, const LayerLoad& load, int most_shadowed) {
   std::vector<LayerTime> times = {simulate(model, load, {.shards = 0})};
-  const int replicas = std::max(1, load.ranks / load.experts);
+  const int cut = placement_of(load).cut;
   for (const auto algorithm : {AllToAllAlgorithm::kLinear, AllToAllAlgorithm::kHierarchical,
                                AllToAllAlgorithm::kFlexible, AllToAllAlgorithm::kHierarchicalFlexible})
     for (int overlap = 1; overlap <= 8; ++overlap)
-      for (int shards = 1; shards <= replicas; ++shards) {
-        if (replicas % shards != 0) continue;
+      for (int shards = 1; shards <= cut; ++shards) {
+        if (cut % shards != 0) continue;
         for (int shadowed = 0; shadowed <= most_shadowed && shadowed < load.experts; shadowed += std::max(1, shadowed))
           times.push_back(simulate(
               model, load, {.algorithm = algorithm, .overlap = overlap, .shards = shards, .shadowed = shadowed}));

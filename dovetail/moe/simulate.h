@@ -11,7 +11,8 @@ namespace dovetail::moe {
 /// One layer of experts, as a step sees it. Each expert is two matrices, width x hidden and back.
 struct LayerLoad {
   int ranks = 1;
-  int experts = 1;     ///< a multiple of `ranks`, or `ranks` a multiple of it
+  int experts = 1;
+  int cut = 0;         ///< as Placement's; 0: the least that gives all ranks an expert
   int64_t tokens = 1;  ///< of each rank
   int64_t width = 1;   ///< C
   int64_t hidden = 1;  ///< of an expert
@@ -20,13 +21,11 @@ struct LayerLoad {
   double other_row_bytes = 4;  ///< of a row on its way back, and of gradients
   double parameter_bytes = 4;  ///< of one parameter when experts move
   double skew = 0;             ///< expert i of 0, 1, ... gets a share of the choices in proportion to (i + 1)^-skew
+  std::vector<double> choices_of = {};  ///< or to this, of each expert; empty: by skew
 };
 
-/// How a layer is spread and overlapped. `shards` is Tutel's r (arXiv 2206.03382, section 3.1): with g = max(1, ranks /
-/// experts) ranks for each expert, r divides g and each expert is cut into r shards along `hidden`, whose ranks all get
-/// its rows; the g / r replicas gather the rest of their shard. 0: data parallel, every rank gathers all experts and no
-/// row moves. `shadowed`: this many of the experts with the most rows are sent to all ranks instead of their rows
-/// (FasterMoE). `overlap`: chunks of rows whose exchange and computation overlap.
+/// How a layer is spread and overlapped: as Plan (moe/parallel.h), with `shadowed` the number of experts with the most
+/// rows that all ranks gather.
 struct LayerPlan {
   AllToAllAlgorithm algorithm = AllToAllAlgorithm::kLinear;
   int overlap = 1;
@@ -49,6 +48,9 @@ struct LayerTime {
 /// and computes twice as much. It is a model: its figures are predictions from `model.source`.
 /// Throws UserError for loads and plans that do not fit the ranks.
 LayerTime simulate(const CostModel& model, const LayerLoad& load, const LayerPlan& plan);
+
+/// The `count` experts with the most of `choices`, ascending; of equal ones the first.
+std::vector<int64_t> most_loaded(const std::vector<double>& choices, int count);
 
 /// Every plan that fits: four algorithms, overlap 1 to 8, all r, and 0, 1, 2, 4, ... shadowed experts up to
 /// `most_shadowed`, fastest first (then in that order).

@@ -100,7 +100,7 @@ struct Heads {
 /// Views of what one product made: qkv (batch, length, (heads + 2 kv_heads) * head size), contiguous.
 Heads split_heads(const at::Tensor& qkv, int64_t heads, int64_t kv_heads) {
   // One split rather than three narrows: its backward is one concatenation.
-  const auto parts = qkv.view({qkv.size(0), qkv.size(1), heads + 2 * kv_heads, -1})
+  const auto parts = qkv.view({qkv.size(0), qkv.size(1), heads + 2 * kv_heads, qkv.size(2) / (heads + 2 * kv_heads)})
                          .split_with_sizes({heads, kv_heads, kv_heads}, /*dim=*/2);
   return {parts[0], parts[1], parts[2]};
 }

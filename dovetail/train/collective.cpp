@@ -5,10 +5,12 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <exception>
 #include <future>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 namespace dovetail {
@@ -52,6 +54,22 @@ nlohmann::json broadcast_json(Group& group, const nlohmann::json& value) {
   group.broadcast(bytes, 0);
   const auto* data = static_cast<const char*>(bytes.const_data_ptr());
   return nlohmann::json::parse(data, data + bytes.numel());
+}
+
+std::vector<nlohmann::ordered_json> gather_json(Group& group, const nlohmann::ordered_json& value) {
+  const std::string text = value.dump();
+  const std::vector<at::Tensor> sizes = group.all_gather(at::tensor({std::ssize(text)}, at::kLong));
+  int64_t most = 0;
+  for (const at::Tensor& size : sizes) most = std::max(most, size.item<int64_t>());
+  at::Tensor bytes = at::zeros({most}, at::kByte);
+  std::memcpy(bytes.data_ptr(), text.data(), text.size());
+  const std::vector<at::Tensor> all = group.all_gather(bytes);
+  std::vector<nlohmann::ordered_json> values;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const auto* data = static_cast<const char*>(all[i].const_data_ptr());
+    values.push_back(nlohmann::ordered_json::parse(data, data + sizes[i].item<int64_t>()));
+  }
+  return values;
 }
 
 void on_rank_zero(Group& group, const std::string& what, const std::function<void()>& work) {

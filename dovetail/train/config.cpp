@@ -125,6 +125,48 @@ void CommSection::describe(Section& s) {
       .range(1, 1e5);
 }
 
+void ParallelSection::describe(Section& s) {
+  s.value(
+       "expert", expert,
+       "Ranks that the experts of every layer are spread over; it divides the ranks of the job, and the gradients of "
+       "experts are summed over those that hold the same ones")
+      .unit("ranks")
+      .range(1, 65536);
+  s.value("expert_tensor", expert_tensor,
+          "Ranks that one expert is cut over, along its hidden elements; 0: 1, or as many as give all ranks an expert")
+      .unit("ranks")
+      .range(0, 65536);
+  s.value("r", r,
+          "Ranks that a token's row goes to for one expert (Tutel's r), a divisor of expert_tensor: the experts' other "
+          "slices are gathered. expert_tensor: none are; 0: rows stay and every rank gathers all experts")
+      .unit("ranks")
+      .range(0, 65536)
+      .word("auto", kAuto);
+  s.value("overlap", overlap, "Chunks of tokens whose all-to-all overlaps with the experts of another chunk")
+      .range(1, 8)
+      .word("auto", kAuto);
+  s.value("shadow", shadow,
+          "Experts with the most tokens of late that every rank gathers, so that their tokens stay (FasterMoE)")
+      .range(0, 65536)
+      .word("auto", kAuto);
+  s.value("all_to_all", all_to_all, "linear: every rank to every other; 2dh: inside nodes first, then between them")
+      .choices({"linear", "2dh", "auto"});
+  s.value("ranks_per_node", ranks_per_node,
+          "Neighbours that are a node to 2dh and to auto; 0: the ranks of this machine")
+      .unit("ranks")
+      .range(0, 65536);
+  s.value("dispatch", dispatch, "How tokens travel to their experts; mxfp8: as codes with their scales, rounded")
+      .choices({"unchanged", "fp32", "bf16", "mxfp8"});
+  s.value("combine", combine, "How the experts' results travel back").choices({"unchanged", "fp32", "bf16", "mxfp8"});
+  s.value(
+      "costs", costs,
+      "What auto goes by: a file of costs as configs/clusters has; without one the ranks measure theirs at the start "
+      "(dovetail bench comm)");
+  s.value("choose_every", choose_every, "Steps after which auto and shadow look at the load again")
+      .unit("steps")
+      .range(1, kManySteps);
+}
+
 void OptimizerSection::describe(Section& s) {
   s.value("name", name, "AdamW (Loshchilov and Hutter 2019), FP32 master weights under BF16").choices({"adamw"});
   s.value("lr", lr, "Highest learning rate, after the warm-up").above(0);
@@ -212,6 +254,7 @@ void RunConfig::describe(Section& s) {
   s.section("eval", eval, "Validation while training");
   s.section("log", log, "Events, traces and samples");
   s.section("comm", comm, "Ranks and how they talk");
+  s.section("parallel", parallel, "Experts over ranks");
 }
 
 RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& overrides) {

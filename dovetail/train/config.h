@@ -94,6 +94,22 @@ struct CommSection {
   void describe(Section& s);
 };
 
+struct ParallelSection {
+  int64_t expert = 1;         ///< ranks that the experts of every layer are spread over
+  int64_t expert_tensor = 0;  ///< ranks that one expert is cut over; 0: 1, or as many as it takes to give all an expert
+  int64_t r = 1;              ///< as moe::Plan::shards; kAuto
+  int64_t overlap = 1;        ///< as moe::Plan's; kAuto
+  std::string all_to_all = "linear";  ///< linear | 2dh | auto
+  int64_t shadow = 0;                 ///< experts of the most recent load that every rank gathers; kAuto
+  std::string dispatch = "unchanged", combine = "unchanged";  ///< payloads
+  int64_t ranks_per_node = 0;                                 ///< 0: those of this machine
+  std::string costs;  ///< file of a cost model; empty: measured where something is chosen
+  int64_t choose_every = 100;
+  static constexpr int64_t kAuto = -1;
+  bool chooses() const { return r == kAuto || overlap == kAuto || shadow == kAuto || all_to_all == "auto"; }
+  void describe(Section& s);
+};
+
 struct RunConfig {
   RunSection run;
   ModelConfig model;
@@ -106,6 +122,7 @@ struct RunConfig {
   EvalSection eval;
   LogSection log;
   CommSection comm;
+  ParallelSection parallel;
   void describe(Section& s);
   std::filesystem::path folder() const { return run.folder.empty() ? "runs/" + run.name : run.folder; }
 };

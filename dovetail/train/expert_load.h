@@ -3,6 +3,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,12 +11,13 @@
 namespace dovetail {
 
 class GPT;
+class Group;
 
 namespace moe {
 class Layer;
 }
 
-/// How the tokens of a step spread over the experts of a model, on this rank.
+/// How the tokens of a step spread over the experts of a model.
 class ExpertLoad {
  public:
   explicit ExpertLoad(const GPT& model);
@@ -23,12 +25,13 @@ class ExpertLoad {
   bool empty() const { return layers_.empty(); }
   /// Before a step's first forward pass.
   void begin_step();
-  /// What was routed since, a line of experts.jsonl: {"step", "layers": [{"layer", "load": [share of the choices that
-  /// each expert got, times the number of experts: 1 is even], "dropped": share of the choices}]}.
-  nlohmann::ordered_json statistics(int64_t step) const;
+  /// What was routed since, on all ranks, which call this together: a line of experts.jsonl: {"step", "layers":
+  /// [{"layer", "load": [share of the choices that each expert got, times the number of experts: 1 is even], "entropy": of
+  /// these shares, over log E, "dropped": share of the choices}]}.
+  nlohmann::ordered_json statistics(int64_t step, Group& group) const;
 
  private:
-  std::vector<std::pair<std::string, moe::Layer*>> layers_;
+  std::vector<std::pair<std::string, std::shared_ptr<moe::Layer>>> layers_;
 };
 
 }  // namespace dovetail

@@ -106,6 +106,16 @@ Json make_charts(const RunFiles& run) {
   if (value_at(run.machine, {"ranks"}) != 1)
     times.push_back(make_series("waiting for the network", "line", timings, "communication_ms", axes));
   add_chart(charts, "Step time (ms)", "number", "linear", times);
+  const std::vector<Json> experts = experts_by_step(run);
+  add_chart(charts, "Load of experts (1: even)", "number", "linear",
+            {make_series("largest of any layer", "line", experts, "most", axes),
+             make_series("least entropy, over log E", "line", experts, "entropy", axes)});
+  add_chart(charts, "Choices dropped (%, of the layer with most)", "percent", "linear",
+            {make_series("dropped", "line", experts, "dropped", axes, 100)});
+  add_chart(charts, "All-to-all (bytes a rank sends in a step)", "bytes", "linear",
+            {make_series("sent", "line", experts, "bytes_sent", axes)});
+  add_chart(charts, "Waiting for all-to-alls (ms of a step)", "number", "linear",
+            {make_series("waiting", "line", experts, "waited_s", axes, 1000)});
   return charts;
 }
 

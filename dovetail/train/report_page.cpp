@@ -115,6 +115,22 @@ std::string quantization(const Json& data) {
   return html + "</table></div>\n";
 }
 
+std::string experts(const Json& data) {
+  const Json& panel = data.at("experts");
+  if (panel.is_null()) return "";
+  std::string html = fmt::format(
+      "<h2>Experts</h2>\n<p>Load of each expert from step {} to {}, an expert a row, the first on top; 1 is an even "
+      "share.</p>\n<p class=\"legend\">",
+      panel.at("first").dump(), panel.at("last").dump());
+  for (const Json& band : panel.at("bands"))
+    html += fmt::format("<span style=\"--mark:{}\">{}</span> ", escaped(band, "colour"), escaped(band, "words"));
+  html += "</p>\n<div class=\"charts\">\n";
+  for (const Json& layer : panel.at("layers"))
+    html += fmt::format("<div class=\"chart\"><div class=\"top\"><h3>{}</h3><span class=\"legend\">{}</span></div>{}</div>\n",
+                        escaped(layer, "layer"), escaped(layer, "plan"), layer.at("map").get<std::string>());
+  return html + "</div>\n";
+}
+
 std::string decisions(const Json& data) {
   if (data.at("decisions").empty()) return "";
   std::string html =
@@ -155,15 +171,14 @@ std::string report_page(const Json& data) {
       escaped(data, "name"));
   html += kReportStyle;
   html += "</style>\n</head>\n<body>\n<main>\n";
-  html += header(data) + tiles(data) + kControls + samples(data) + quantization(data) + decisions(data) +
+  html += header(data) + tiles(data) + kControls + samples(data) + experts(data) + quantization(data) + decisions(data) +
           machine(data) + commands(data);
   html += fmt::format(
       "<h2>Config</h2>\n<details><summary>the resolved config, every key</summary>\n<pre>{}</pre></details>\n",
       escaped(data, "config"));
   html +=
-      "<footer>Made by <code>dovetail report</code> from metrics.jsonl, timings.jsonl, quantization.jsonl and "
-      "machine.json of the "
-      "run.</footer>\n</main>\n";
+      "<footer>Made by <code>dovetail report</code> from metrics.jsonl, timings.jsonl, quantization.jsonl, "
+      "experts.jsonl and machine.json of the run.</footer>\n</main>\n";
   const Json plotted = {{"charts", data.at("charts")}, {"skipped_steps", data.at("skipped_steps")}};
   html += "<script type=\"application/json\" id=\"data\">" + script_json(plotted) + "</script>\n<script>";
   html += kReportScript;

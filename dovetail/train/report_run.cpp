@@ -55,6 +55,7 @@ RunFiles read_run(const fs::path& folder) {
   files.metrics = read_lines(folder / "metrics.jsonl");
   if (fs::exists(folder / "timings.jsonl")) files.timings = read_lines(folder / "timings.jsonl");
   if (fs::exists(folder / "quantization.jsonl")) files.quantization = read_lines(folder / "quantization.jsonl");
+  if (fs::exists(folder / "experts.jsonl")) files.experts = read_lines(folder / "experts.jsonl");
   files.machine = read_json_if_present(folder / "machine.json");
   files.samples = read_json_if_present(folder / "samples.json");
   return files;

@@ -16,7 +16,7 @@ struct RunFiles {
   std::filesystem::path folder;
   RunConfig config;
   std::string config_text;
-  std::vector<nlohmann::ordered_json> metrics, timings, quantization;  ///< lines, by rising step
+  std::vector<nlohmann::ordered_json> metrics, timings, quantization, experts;  ///< lines, by rising step
   nlohmann::ordered_json machine, samples;                             ///< null when absent
 };
 
@@ -32,5 +32,13 @@ nlohmann::ordered_json value_at(const nlohmann::ordered_json& json, std::initial
 /// The charts of the page: [{title, format, scale, series: [{name, style, points: [[step, tokens, hours, value],
 /// ...]}]}].
 nlohmann::ordered_json make_charts(const RunFiles& run);
+
+/// Of experts.jsonl what charts show of all layers together: {"step", "most": the largest load, "dropped": the largest
+/// share, "entropy": the least, "bytes_sent" and "waited_s" of a step and rank}.
+std::vector<nlohmann::ordered_json> experts_by_step(const RunFiles& run);
+
+/// {"first", "last" step, "layers": [{"layer", "map": SVG of the load of each expert over time, "plan"}], "bands":
+/// [{"colour", "words"}]}; null without experts.
+nlohmann::ordered_json make_experts(const RunFiles& run);
 
 }  // namespace dovetail

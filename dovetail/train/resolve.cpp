@@ -146,6 +146,16 @@ ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOption
       config.run.threads > 0 ? static_cast<int>(config.run.threads) : std::max(1, here.cores / run.local_ranks);
   at::set_num_threads(run.threads);
 
+  ParallelSection& parallel = run.config.parallel;
+  if (parallel.ranks_per_node == 0) parallel.ranks_per_node = std::min<int64_t>(run.local_ranks, parallel.expert);
+  if (config.parallel.expert == 1) {
+    const ParallelSection none{.costs = config.parallel.costs};
+    user_check(parallel.r == none.r && parallel.overlap == none.overlap && parallel.shadow == 0 &&
+                   parallel.expert_tensor == 0 && parallel.all_to_all == none.all_to_all &&
+                   parallel.dispatch == none.dispatch && parallel.combine == none.combine,
+               "[parallel] says how experts and tokens meet, but parallel.expert = 1 spreads no experts; set it to the "
+               "ranks that experts are spread over, or leave the section out");
+  }
   user_check(config.train.batch >= group.size(), "train.batch = {} leaves some of the {} ranks without a sample",
              config.train.batch, group.size());
   const int64_t share = largest_share(config, group);

@@ -64,8 +64,9 @@ bool mixes_the_data(std::string_view key) {
 }
 
 bool changes_the_rest(std::string_view key) {
-  return starts_with_any(key, {"optimizer.", "schedule."}) || key == "train.steps" || key == "train.clip" ||
-         key == "train.micro_batch" || key == "train.checkpoint_activations";
+  return starts_with_any(key, {"optimizer.", "schedule.", "parallel.dispatch", "parallel.combine"}) ||
+         key == "train.steps" || key == "train.clip" || key == "train.micro_batch" ||
+         key == "train.checkpoint_activations";
 }
 
 }  // namespace
@@ -136,11 +137,24 @@ std::vector<std::string> check_same_run(const nlohmann::json& state, const Resol
   return warnings;
 }
 
-void restore(Optimizer& optimizer, const std::map<std::string, at::Tensor>& tensors, int64_t updates, Group& group) {
-  on_rank_zero(group, "restoring the checkpoint", [&] { optimizer.load(tensors, updates); });
-  if (group.size() == 1) return;
+void restore(Optimizer& optimizer, const GPT& model, const ExpertParallel& parallel,
+             const std::map<std::string, at::Tensor>& tensors, int64_t updates, Group& group) {
   std::map<std::string, at::Tensor> own = optimizer.tensors();
-  for (auto& [name, tensor] : own) group.broadcast(tensor, 0);
+  // Imported weights have no moments: they stay zero.
+  const bool no_moments =
+      broadcast_json(
+          group, std::ranges::none_of(tensors, [](const auto& item) { return item.first.starts_with("optimizer."); }))
+          .get<bool>();
+  if (no_moments) std::erase_if(own, [](const auto& item) { return item.first.starts_with("optimizer."); });
+  const auto parts = parallel.scattered(model, own, tensors);
+  on_rank_zero(group, "restoring the checkpoint", [&] { optimizer.load(parts, updates); });
+  if (group.size() == 1) return;
+  for (auto& [name, tensor] : own) {
+    if (group.rank() == 0 || !parts.contains(name)) continue;
+    tensor.copy_(parts.at(name));
+  }
+  for (auto& [name, tensor] : own)
+    if (!parallel.is_spread(name)) group.broadcast(tensor, 0);
   if (group.rank() != 0) optimizer.load(own, updates);
 }
 

@@ -9,6 +9,7 @@
 
 #include "dovetail/data/tokenizer.h"
 #include "dovetail/io/checkpoint.h"
+#include "dovetail/train/expert_parallel.h"
 #include "dovetail/train/metrics.h"
 #include "dovetail/train/optimizer.h"
 #include "dovetail/train/resolve.h"
@@ -40,7 +41,8 @@ std::optional<std::string> stored_precision(const nlohmann::json& state);
 /// docs/training.md.
 std::vector<std::string> check_same_run(const nlohmann::json& state, const ResolvedRun& run, int64_t step, int ranks);
 
-/// Rank 0's `tensors` into every rank's optimizer and model.
-void restore(Optimizer& optimizer, const std::map<std::string, at::Tensor>& tensors, int64_t updates, Group& group);
+/// Rank 0's `tensors` into every rank's optimizer and `model`, whose experts `parallel` may have spread.
+void restore(Optimizer& optimizer, const GPT& model, const ExpertParallel& parallel,
+             const std::map<std::string, at::Tensor>& tensors, int64_t updates, Group& group);
 
 }  // namespace dovetail

@@ -5,18 +5,15 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/comm/group.h"
-#include "dovetail/models/block.h"
 #include "dovetail/models/gpt.h"
+#include "dovetail/moe/layer.h"
 #include "dovetail/train/collective.h"
 
 namespace dovetail {
 
 RouterBias::RouterBias(const GPT& model) {
-  for (size_t i = 0; i < model.blocks().size(); ++i) {
-    moe::Layer* layer = model.blocks()[i]->experts();
-    if (layer != nullptr && layer->router().bias.defined())
-      layers_.emplace_back(fmt::format("blocks.{}.moe", i), layer);
-  }
+  layers_ = moe::layers_of(model);
+  std::erase_if(layers_, [](const auto& item) { return !item.second->router().bias.defined(); });
 }
 
 void RouterBias::end_step(Group& group) {

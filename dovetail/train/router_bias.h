@@ -36,7 +36,7 @@ class RouterBias {
   void load(const std::map<std::string, at::Tensor>& tensors, Group& group);
 
  private:
-  std::vector<std::pair<std::string, moe::Layer*>> layers_;
+  std::vector<std::pair<std::string, std::shared_ptr<moe::Layer>>> layers_;
 };
 
 }  // namespace dovetail

@@ -97,6 +97,13 @@ void RunOutput::write_experts(const nlohmann::ordered_json& statistics) {
     const auto load = layer["load"].get<std::vector<double>>();
     named.emplace_back("experts/largest load " + name, *std::max_element(load.begin(), load.end()));
     named.emplace_back("experts/dropped " + name, layer["dropped"].get<double>());
+    named.emplace_back("experts/entropy " + name, layer["entropy"].get<double>());
+    for (const char* chosen : {"r", "overlap"})
+      if (layer.contains(chosen)) named.emplace_back(fmt::format("experts/{} {}", chosen, name), layer[chosen].get<double>());
+  }
+  if (statistics.contains("all_to_all")) {
+    for (const auto& [what, value] : statistics["all_to_all"].items())
+      named.emplace_back("all_to_all/" + what, value.get<double>());
   }
   events_->scalars(statistics.at("step").get<int64_t>(), {named.begin(), named.end()});
 }

@@ -14,11 +14,13 @@
 namespace dovetail {
 namespace {
 
-/// Squares of this rank's share of the gradients (every rank holds all of them): together they are the global norm.
-double squares_of_share(const GradientReducer& gradients, const Group& group) {
+/// Squares of this rank's share of the gradients that several ranks hold: over all ranks they are the global norm.
+double squares_of_share(const GradientReducer& gradients) {
   std::vector<at::Tensor> share;
-  for (auto i = static_cast<size_t>(group.rank()); i < gradients.size(); i += static_cast<size_t>(group.size())) {
-    share.push_back(gradients.gradient(i));
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const Group& holders = gradients.group(i);
+    if (i % static_cast<size_t>(holders.size()) == static_cast<size_t>(holders.rank()))
+      share.push_back(gradients.gradient(i));
   }
   return sum_of_squares(share);
 }
@@ -31,7 +33,8 @@ TrainStep::TrainStep(std::shared_ptr<GPT> model, Optimizer& optimizer, std::shar
       optimizer_(optimizer),
       group_(std::move(group)),
       options_(options),
-      reducer_(group_, optimizer_.parameters(), {.bucket_bytes = options.bucket_bytes}) {
+      reducer_(group_, optimizer_.parameters(),
+               {.bucket_bytes = options.bucket_bytes, .groups = options.gradient_groups}) {
   DOVETAIL_CHECK(options_.micro_batch > 0, "micro_batch {}", options_.micro_batch);
 }
 
@@ -46,16 +49,17 @@ StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop, 
   moe::Pass pass = {.training = true, .seed = place.seed};
   if (group_->size() > 1) pass.sum_over_ranks = [this](at::Tensor& sums) { group_->all_reduce(sums); };
   int64_t weight = 0;
+  const int64_t passes_over = model_->expert_ranks() ? std::max(samples, place.most_samples) : samples;
   reducer_.begin();
-  for (int64_t first = 0; first < samples; first += options_.micro_batch) {
-    const int64_t size = std::min(options_.micro_batch, samples - first);
+  for (int64_t first = 0; first < passes_over; first += options_.micro_batch) {
+    const int64_t size = std::clamp(samples - first, int64_t{0}, options_.micro_batch);
     LossSum loss;
     {
       const TraceSpan span("forward");
       pass.first_token = (place.first_sample + first) * (tokens.size(1) - 1);
-      loss = model_->loss(tokens.narrow(0, first, size), pass);
+      loss = model_->loss(tokens.narrow(0, std::min(first, samples), size), pass);
     }
-    if (first + size == samples) reducer_.arm();
+    if (first + options_.micro_batch >= passes_over) reducer_.arm();
     const TraceSpan span("backward");
     loss.trained().backward();
     add(loss_sum, loss.sum);
@@ -65,9 +69,9 @@ StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop, 
   reducer_.finish();
 
   const TraceSpan span("update");
-  const std::vector<double> sums = sum_over_ranks(
-      *group_, {loss_sum.item<double>(), static_cast<double>(weight), squares_of_share(reducer_, *group_),
-                want_stop ? 1.0 : 0.0, router_sum.defined() ? router_sum.item<double>() : 0.0});
+  const std::vector<double> sums =
+      sum_over_ranks(*group_, {loss_sum.item<double>(), static_cast<double>(weight), squares_of_share(reducer_),
+                               want_stop ? 1.0 : 0.0, router_sum.defined() ? router_sum.item<double>() : 0.0});
   StepOutcome outcome = {.loss = sums[0] / sums[1],
                          .grad_norm = std::sqrt(sums[2]) / sums[1],
                          .tokens = static_cast<int64_t>(sums[1]),

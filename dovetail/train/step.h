@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "dovetail/comm/group.h"
 #include "dovetail/comm/reducer.h"
@@ -15,12 +16,15 @@ struct StepOptions {
   int64_t micro_batch = 1;  ///< samples at once
   double clip = 0;          ///< 0: none
   int64_t bucket_bytes = 4 << 20;
+  /// The ranks that hold each parameter of the optimizer; empty: all of the group.
+  std::vector<std::shared_ptr<Group>> gradient_groups = {};
 };
 
 /// Where the samples of a rank stand: what is random in a step depends on it and on nothing else.
 struct StepPlace {
   uint64_t seed = 0;         ///< of the step, the same on all ranks
   int64_t first_sample = 0;  ///< index of the rank's first sample in the batch of all ranks
+  int64_t most_samples = 0;  ///< of any rank: where experts are spread all make as many forward passes
 };
 
 /// What all ranks agree on after a step: the same bits on each.

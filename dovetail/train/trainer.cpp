@@ -17,6 +17,7 @@
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/train/collective.h"
+#include "dovetail/train/load_model.h"
 #include "dovetail/train/report.h"
 #include "dovetail/train/resolve.h"
 #include "dovetail/train/resume.h"
@@ -134,7 +135,12 @@ StartingPoint open_run(const ResolvedRun& run, Group& group, const TrainOptions&
 void finish_run(const RunFolder& folder, Training& training, const ResolvedRun& run, bool quiet) {
   if (training.complete()) {
     nlohmann::ordered_json samples = nlohmann::ordered_json::array();
-    for (const Sample& sample : continue_prompts(training.model(), training.store().tokenizer(), run.config)) {
+    // A model whose experts are spread would need all ranks; its checkpoint is whole.
+    std::shared_ptr<GPT> whole;
+    if (training.model().expert_ranks() && !run.config.log.sample_prompts.empty())
+      whole = load_model(folder.path()).model;
+    GPT& model = whole ? *whole : training.model();
+    for (const Sample& sample : continue_prompts(model, training.store().tokenizer(), run.config)) {
       samples.push_back({{"prompt", sample.prompt}, {"continuation", sample.continuation}});
       if (!quiet) log_info("--- sample\n{}{}\n---", sample.prompt, sample.continuation);
     }

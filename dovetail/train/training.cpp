@@ -21,9 +21,13 @@ namespace dovetail {
 
 Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFolder* folder, bool quiet, RunState state,
                    const std::map<std::string, at::Tensor>& tensors)
-    : run_(run), group_(std::move(group)), state_(std::move(state)), begin_s_(now_seconds()) {
+    : run_(run),
+      group_(std::move(group)),
+      state_(std::move(state)),
+      parallel_(run.config, group_),
+      begin_s_(now_seconds()) {
   const RunConfig& config = run_.config;
-  model_ = std::make_shared<GPT>(config.model);
+  model_ = std::make_shared<GPT>(config.model, c10::kCPU, parallel_.ranks());
   model_->checkpoint_activations = config.train.checkpoint_activations;
   const bool resumed = state_.step > 0 || !state_.resumed_from.empty();
   if (!resumed) initialize(*model_, static_cast<uint64_t>(config.run.seed), config.train.init_noise);
@@ -31,9 +35,12 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
   model_->set_compute_dtype(run_.precision.compute);
   model_->to(run_.device);
   quantization_.emplace(*model_, config.precision, run_.precision.name);
+  parallel_.check(*quantization_);
   optimizer_->bind(*model_);
   expert_load_.emplace(*model_);
   router_bias_.emplace(*model_);
+  plans_.emplace(*model_, config, run_.micro_batch * config.model.context, run_.precision.compute, parallel_, *group_);
+  if (folder != nullptr && !quiet && !plans_->choice().empty()) log_info("{}", plans_->choice());
   if (resumed) {
     std::map<std::string, at::Tensor> of_optimizer, of_quantization, of_routers;
     for (const auto& [name, tensor] : tensors) {
@@ -41,14 +48,15 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
                  routes = name.starts_with(RouterBias::kTensorPrefix);
       (quantizes ? of_quantization : routes ? of_routers : of_optimizer)[name] = tensor;
     }
-    restore(*optimizer_, of_optimizer, state_.updates, *group_);
+    restore(*optimizer_, *model_, parallel_, of_optimizer, state_.updates, *group_);
     quantization_->load(of_quantization, *group_);
     router_bias_->load(of_routers, *group_);
   }
-  step_.emplace(
-      model_, *optimizer_, group_,
-      StepOptions{
-          .micro_batch = run_.micro_batch, .clip = config.train.clip, .bucket_bytes = config.train.bucket_bytes});
+  step_.emplace(model_, *optimizer_, group_,
+                StepOptions{.micro_batch = run_.micro_batch,
+                            .clip = config.train.clip,
+                            .bucket_bytes = config.train.bucket_bytes,
+                            .gradient_groups = parallel_.gradient_groups(*model_)});
   loader_.emplace(config.data, LoaderOptions{.seed = static_cast<uint64_t>(config.run.seed),
                                              .batch = config.train.batch,
                                              .context = config.model.context,
@@ -78,6 +86,7 @@ bool Training::advance() {
   const bool stop = train_step(timings);
   report_quantization();  // before evaluation adds to it
   report_expert_load();
+  plans_->end_step(state_.step, *group_);
   evaluate_if_due(timings);
   if (output_) output_->write(*state_.last);
   check_skipped();
@@ -98,9 +107,10 @@ bool Training::train_step(StepTimings& timings) {
   const uint64_t seed = mix_seed(static_cast<uint64_t>(config.run.seed), static_cast<uint64_t>(number));
   quantization_->begin_step(mix_seed(seed, static_cast<uint64_t>(group_->rank())), quantization_report_due(number));
   expert_load_->begin_step();
-  const StepOutcome outcome =
-      step_->run(tokens, lr, stop_requested() || time_is_up(),
-                 {.seed = seed, .first_sample = config.train.batch * group_->rank() / group_->size()});
+  const StepOutcome outcome = step_->run(tokens, lr, stop_requested() || time_is_up(),
+                                         {.seed = seed,
+                                          .first_sample = config.train.batch * group_->rank() / group_->size(),
+                                          .most_samples = (config.train.batch + group_->size() - 1) / group_->size()});
   if (!outcome.skipped) {
     quantization_->end_step(*group_);
     router_bias_->end_step(*group_);
@@ -146,21 +156,29 @@ void Training::evaluate_if_due(StepTimings& timings) {
 
 bool Training::quantization_report_due(int64_t step) const {
   const int64_t every = run_.config.log.quantization_every;
-  if (!output_ || every == 0 || quantization_->layers().empty()) return false;
+  const bool here = output_ || parallel_.ranks();  // others' experts are theirs to count
+  if (!here || every == 0 || quantization_->layers().empty()) return false;
   return step % every == 0 || step >= run_.config.train.steps;
 }
 
 void Training::report_quantization() {
   if (!quantization_report_due(state_.step)) return;
-  const nlohmann::ordered_json statistics = quantization_->statistics(state_.step);
+  const nlohmann::ordered_json statistics = parallel_.joined(quantization_->statistics(state_.step));
+  if (!output_) return;
   output_->write_quantization(statistics);
   for (const std::string& line : quantization_->warnings(statistics)) output_->warn(line);
 }
 
 void Training::report_expert_load() {
   const int64_t every = run_.config.log.experts_every;
-  if (!output_ || every == 0 || expert_load_->empty()) return;
-  if (state_.step % every == 0 || complete()) output_->write_experts(expert_load_->statistics(state_.step));
+  if (every == 0 || expert_load_->empty() || (state_.step % every != 0 && !complete())) return;
+  nlohmann::ordered_json statistics = expert_load_->statistics(state_.step, *group_);
+  if (!plans_->empty()) {
+    const nlohmann::ordered_json plans = plans_->plans();
+    for (size_t i = 0; i < plans.size(); ++i) statistics["layers"][i].update(plans[i]);
+    statistics["all_to_all"] = plans_->traffic(state_.step, *group_);
+  }
+  if (output_) output_->write_experts(statistics);
 }
 
 void Training::check_skipped() {
@@ -181,10 +199,10 @@ void Training::save_if_due(bool stopping, StepTimings& timings) {
   const bool due = stopping || complete() || (every > 0 && state_.step % every == 0);
   if (!due) return;
   const double begin_s = now_seconds();
+  std::map<std::string, at::Tensor> tensors = parallel_.gathered(*model_, optimizer_->tensors());
   on_rank_zero(*group_, "saving a checkpoint", [&] {
     // The checkpoint builds on these lines: they must be on the disk before it gets its name.
     output_->sync();
-    std::map<std::string, at::Tensor> tensors = optimizer_->tensors();
     tensors.merge(quantization_->tensors());
     tensors.merge(router_bias_->tensors());
     checkpoints_->save_async({.step = state_.step,

@@ -9,6 +9,8 @@
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/train/expert_load.h"
+#include "dovetail/train/expert_parallel.h"
+#include "dovetail/train/expert_plans.h"
 #include "dovetail/train/optimizer.h"
 #include "dovetail/train/quantization.h"
 #include "dovetail/train/resolve.h"
@@ -55,10 +57,12 @@ class Training {
   const ResolvedRun& run_;
   std::shared_ptr<Group> group_;
   RunState state_;
+  ExpertParallel parallel_;
   std::shared_ptr<GPT> model_;
   std::optional<Quantization> quantization_;
   std::optional<ExpertLoad> expert_load_;
   std::optional<RouterBias> router_bias_;
+  std::optional<ExpertPlans> plans_;
   std::optional<Optimizer> optimizer_;
   std::optional<TrainStep> step_;
   std::optional<Loader> loader_;

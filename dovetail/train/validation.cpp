@@ -38,22 +38,27 @@ std::optional<Validation> validate(GPT& model, const TokenStore& store, Group& g
   const int64_t count = all ? windows : std::min(windows, std::max<int64_t>(1, options.max_tokens / length));
 
   Sums sums;
-  const int64_t begin = group.rank() * count / group.size(), end = (group.rank() + 1) * count / group.size();
-  for (int64_t first = begin; first < end; first += options.batch) {
-    const int64_t size = std::min(options.batch, end - first);
+  // Where experts are spread the ranks make as many forward passes each, some of nothing.
+  const bool together = model.expert_ranks() != nullptr;
+  const auto add_windows = [&](int64_t first, int64_t size) {
     at::Tensor tokens_bt = at::empty({size, length + 1}, at::kLong);
     for (int64_t i = 0; i < size; ++i) {
       store.read(Split::kValidation, chosen_window(first + i, count, windows) * length, length + 1,
                  tokens_bt.data_ptr<int64_t>() + i * (length + 1));
     }
-    sums.add(model, tokens_bt, options.device);
-  }
+    if (size > 0 || together) sums.add(model, tokens_bt, options.device);
+  };
+  const int64_t begin = group.rank() * count / group.size(), end = (group.rank() + 1) * count / group.size();
+  const int64_t most = (count + group.size() - 1) / group.size();
+  for (int64_t done = 0; done < most; done += options.batch)
+    add_windows(begin + done, std::clamp(end - begin - done, int64_t{0}, options.batch));
   // What is left after the last whole window; also a split shorter than one window.
   const int64_t rest = predicted - windows * length;
-  if ((all || windows == 0) && rest > 0 && group.rank() == group.size() - 1) {
-    at::Tensor tokens_bt = at::empty({1, rest + 1}, at::kLong);
-    store.read(Split::kValidation, windows * length, rest + 1, tokens_bt.data_ptr<int64_t>());
-    sums.add(model, tokens_bt, options.device);
+  if ((all || windows == 0) && rest > 0) {
+    const bool last = group.rank() == group.size() - 1;
+    at::Tensor tokens_bt = at::empty({last ? 1 : 0, rest + 1}, at::kLong);
+    if (last) store.read(Split::kValidation, windows * length, rest + 1, tokens_bt.data_ptr<int64_t>());
+    if (last || together) sums.add(model, tokens_bt, options.device);
   }
 
   const std::vector<double> total = sum_over_ranks(group, {sums.nats, sums.tokens});

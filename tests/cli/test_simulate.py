@@ -36,7 +36,7 @@ def test_the_plot_has_a_line_for_each_algorithm(tmp_path):
 def test_mistakes_are_named(tmp_path):
     words = ["simulate", "moe", "--cost", CLUSTER, "--ranks"]
     assert "12 ranks do not fill nodes of 8" in dovetail(*words, 12, folder=tmp_path, code=2).stderr
-    assert "one must be a multiple" in dovetail(*words, 16, "--experts", 24, folder=tmp_path, code=2).stderr
+    assert "do not fit 16 ranks" in dovetail(*words, 16, "--experts", 6, folder=tmp_path, code=2).stderr
     (tmp_path / "cost.json").write_text('{"ranks_per_node": 2}')
     stderr = dovetail("simulate", "moe", "--cost", "cost.json", "--ranks", 2, folder=tmp_path, code=2).stderr
     assert "cost.json: inside is missing" in stderr

@@ -118,7 +118,7 @@ TEST(Simulate, ChoosesTheFastestOfAllPlansAlsoWith4096Ranks) {
 }
 
 TEST(Simulate, WhatDoesNotFitIsRefused) {
-  EXPECT_THROW(simulate(cluster(), even_load(8, 12), {}), UserError);
+  EXPECT_THROW(simulate(cluster(), even_load(8, 3), {}), UserError);
   EXPECT_THROW(simulate(cluster(), even_load(6, 6), {}), UserError);  // nodes of 4
   EXPECT_THROW(simulate(cluster(), even_load(8, 8), {.overlap = 9}), UserError);
   EXPECT_THROW(simulate(cluster(), even_load(8, 2), {.shards = 3}), UserError);

@@ -130,6 +130,7 @@ TEST_F(Report, DataInTheScriptHasNoLessThanSign) {
             {"skipped_steps", Json::array()},
             {"samples", Json::array()},
             {"quantization", nullptr},
+            {"experts", nullptr},
             {"decisions", Json::array()},
             {"machine", Json::array()},
             {"commands", Json::array()},
@@ -139,6 +140,28 @@ TEST_F(Report, DataInTheScriptHasNoLessThanSign) {
   const std::string embedded = html.substr(begin, end - begin);
   EXPECT_THAT(embedded, Not(HasSubstr("<")));
   EXPECT_EQ(Json::parse(embedded)["charts"], d["charts"]);
+}
+
+TEST_F(Report, ShowsTheLoadOfExpertsOverTime) {
+  write("metrics.jsonl", kFourSteps);
+  EXPECT_THAT(page(), Not(HasSubstr("<h2>Experts</h2>")));
+  write("experts.jsonl",
+        R"({"step":2,"layers":[{"layer":"blocks.0.moe","load":[1,1],"entropy":1,"dropped":0}]}
+{"step":4,"layers":[{"layer":"blocks.0.moe","load":[2,0],"entropy":0,"dropped":0.25,"r":1,"overlap":2,"all_to_all":"linear","shadowed":[0]}],"all_to_all":{"calls":3,"bytes_sent":1000,"waited_s":0.5}}
+)");
+  const Json d = data();
+  EXPECT_EQ(curve(d, "largest of any layer").dump(), "[[2,200.0,null,1.0],[4,400.0,null,2.0]]");
+  EXPECT_EQ(curve(d, "least entropy, over log E").dump(), "[[2,200.0,null,1.0],[4,400.0,null,0.0]]");
+  EXPECT_EQ(curve(d, "dropped").dump(), "[[2,200.0,null,0.0],[4,400.0,null,25.0]]");
+  EXPECT_EQ(curve(d, "sent").dump(), "[[4,400.0,null,1000.0]]");
+  EXPECT_EQ(curve(d, "waiting").dump(), "[[4,400.0,null,500.0]]");
+  const std::string map = d["experts"]["layers"][0]["map"];
+  // Two records by two experts: even, even; then three bands up and none.
+  EXPECT_THAT(map, HasSubstr("viewBox=\"0 0 2 2\""));
+  EXPECT_THAT(map, HasSubstr("<path fill=\"#e9e9e4\" d=\"M0 0h1v1h-1zM0 1h1v1h-1z\"/>"));
+  EXPECT_THAT(map, HasSubstr("<path fill=\"#e58a4e\" d=\"M1 0h1v1h-1z\"/>"));
+  EXPECT_THAT(map, HasSubstr("<path fill=\"#20262f\" d=\"M1 1h1v1h-1z\"/>"));
+  EXPECT_THAT(page(), HasSubstr("r 1, overlap 2, linear, shadowed [0]"));
 }
 
 TEST_F(Report, LoadsNothingFromOutside) {

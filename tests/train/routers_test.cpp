@@ -10,8 +10,8 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/io/checkpoint.h"
-#include "dovetail/models/block.h"
 #include "dovetail/models/gpt.h"
+#include "dovetail/moe/layer.h"
 #include "dovetail/train/load_model.h"
 #include "tests/comm/ranks.h"
 #include "tests/train/tiny_run.h"
@@ -66,7 +66,7 @@ TEST(RouterBias, GoesOnFromACheckpointBitForBit) {
   for (int process = 0; process < 3; ++process) trained_on(1, cut);
   const LoadedModel loaded = load_model(cut.folder());
   const auto stored = read_latest_checkpoint(cut.folder() / "checkpoints").tensors;
-  EXPECT_TRUE(at::equal(loaded.model->blocks()[0]->experts()->router().bias, stored.at(kFirst)));
+  EXPECT_TRUE(at::equal(moe::layers_of(*loaded.model)[0].second->router().bias, stored.at(kFirst)));
   EXPECT_GT(stored.at(kFirst).abs().max().item<float>(), 0);
   const auto joined = trained_on(1, mixture(run, "cut"));
   ASSERT_EQ(joined.size(), straight.size());
@@ -84,7 +84,7 @@ TEST(RouterBias, RefusesTensorsThatDoNotFit) {
   EXPECT_THAT([&] { bias.load({{kFirst, at::zeros({4})}, {"router.bias.blocks.9.moe", at::zeros({4})}}); },
               ThrowsMessage<UserError>(HasSubstr("blocks.9")));
   bias.load({{kFirst, at::arange(4, at::kFloat)}, {"model.embed.weight", at::zeros({1})}});
-  EXPECT_EQ(model.blocks()[0]->experts()->router().bias[3].item<float>(), 3);
+  EXPECT_EQ(moe::layers_of(model)[0].second->router().bias[3].item<float>(), 3);
 }
 
 double loss_on(int ranks, const char* scope) {

@@ -1,0 +1,316 @@
+#include "dovetail/moe/parallel.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/mx/feed_forward.h"
+
+namespace dovetail::moe {
+
+namespace {
+
+/// The parts that experts fall into, one for each rank of their holder, numbered in the order of the ranks and within
+/// one of its experts: as rows are sent.
+struct Parts {
+  const Placement& placement;
+  int64_t count() const { return placement.experts * placement.cut; }
+  int64_t first(int rank) const {
+    const int holder = placement.holder(rank);
+    return placement.first(holder) * placement.cut + placement.slice(rank) * placement.count(holder);
+  }
+  int64_t of(int64_t expert, int holder, int slice) const {
+    return first(holder * placement.cut + slice) + expert - placement.first(holder);
+  }
+};
+
+struct Choices {
+  at::Tensor expert, slot;
+};
+
+/// Each choice as one of each of the `shards` parts it goes to; those of shadowed experts and dropped ones have slot
+/// -1.
+Choices choices_of_parts(const Choices& choices, const Placement& placement, const Plan& plan) {
+  const Parts parts{placement};
+  const int64_t count = choices.expert.numel();
+  const int copies = placement.cut / plan.shards;  // groups of ranks that have the whole expert
+  std::vector<int> holder_of(static_cast<size_t>(placement.experts));
+  for (int64_t e = 0; e < placement.experts; ++e) holder_of[static_cast<size_t>(e)] = placement.holder_of(e);
+  for (const int64_t e : plan.shadowed) holder_of[static_cast<size_t>(e)] = -1;
+  const at::Tensor expert = choices.expert.contiguous(), slot = choices.slot.contiguous();
+  const auto* of_expert = expert.const_data_ptr<int32_t>();
+  const auto* of_slot = slot.const_data_ptr<int32_t>();
+  const int64_t tokens = expert.size(0), width = expert.size(1) * plan.shards;
+  Choices out{at::empty({tokens, width}, at::kInt), at::empty({tokens, width}, at::kInt)};
+  auto* part = out.expert.mutable_data_ptr<int32_t>();
+  auto* part_slot = out.slot.mutable_data_ptr<int32_t>();
+  for (int64_t i = 0; i < count; ++i) {
+    const int holder = of_slot[i] < 0 ? -1 : holder_of[static_cast<size_t>(of_expert[i])];
+    for (int shard = 0; shard < plan.shards; ++shard, ++part, ++part_slot) {
+      *part_slot = holder < 0 ? -1 : of_slot[i];
+      const int slice = holder < 0 ? 0 : of_slot[i] % copies * plan.shards + shard;
+      *part = static_cast<int32_t>(holder < 0 ? 0 : parts.of(of_expert[i], holder, slice));
+    }
+  }
+  return out;
+}
+
+/// The choices of shadowed experts alone, as indices into `shadowed`.
+Choices choices_of_shadowed(const Choices& choices, const Placement& placement, const std::vector<int64_t>& shadowed) {
+  std::vector<int32_t> index(static_cast<size_t>(placement.experts), -1);
+  for (size_t i = 0; i < shadowed.size(); ++i) index[static_cast<size_t>(shadowed[i])] = static_cast<int32_t>(i);
+  const at::Tensor of_choice = at::tensor(index, at::kInt).take(choices.expert.to(at::kLong));
+  return {of_choice.clamp_min(0), at::where(of_choice < 0, -1, choices.slot).to(at::kInt)};
+}
+
+/// A chunk of this rank's tokens and its rows for other ranks, and of the rows that come those of each expert.
+struct Chunk {
+  at::Tensor x, weight;
+  Dispatch to;
+  std::optional<Exchange> exchange;
+  Dispatch local;
+};
+
+std::vector<Chunk> make_chunks(const at::Tensor& x, const at::Tensor& weight, const Choices& parts, int64_t part_count,
+                               const Plan& plan) {
+  // A row of an expert in r shards is r rows with the same weight.
+  const at::Tensor part_weight =
+      plan.shards == 1 ? weight : weight.unsqueeze(2).expand({-1, -1, plan.shards}).flatten(1);
+  if (plan.overlap == 1) return {{.x = x, .weight = part_weight, .to = dispatch(parts.expert, parts.slot, part_count)}};
+  const auto xs = x.tensor_split(plan.overlap), weights = part_weight.tensor_split(plan.overlap),
+             experts = parts.expert.tensor_split(plan.overlap), slots = parts.slot.tensor_split(plan.overlap);
+  std::vector<Chunk> chunks;
+  for (size_t i = 0; i < xs.size(); ++i)
+    chunks.push_back({.x = xs[i], .weight = weights[i], .to = dispatch(experts[i], slots[i], part_count)});
+  return chunks;
+}
+
+/// The rows that arrive, sorted by sender and within one by expert, as those of each expert. counts (senders, experts).
+Dispatch arriving(const std::vector<std::vector<int64_t>>& counts, int64_t experts) {
+  std::vector<std::vector<int64_t>> first(counts.size());
+  int64_t rows = 0;
+  for (size_t r = 0; r < counts.size(); ++r) {
+    for (const int64_t count : counts[r]) {
+      first[r].push_back(rows);
+      rows += count;
+    }
+  }
+  Dispatch out;
+  out.token = at::empty({rows}, at::kInt);
+  out.choice = at::empty({rows}, at::kLong);
+  auto* token = out.token.mutable_data_ptr<int32_t>();
+  auto* choice = out.choice.mutable_data_ptr<int64_t>();
+  int64_t row = 0;
+  for (size_t e = 0; e < static_cast<size_t>(experts); ++e) {
+    out.begin.push_back(row);
+    for (size_t r = 0; r < counts.size(); ++r) {
+      for (int64_t i = 0; i < counts[r][e]; ++i, ++row) {
+        choice[row] = first[r][e] + i;
+        token[row] = static_cast<int32_t>(choice[row]);
+      }
+    }
+  }
+  out.begin.push_back(row);
+  return out;
+}
+
+/// Tells every rank what it will get, of all chunks at once.
+void exchange_counts(std::vector<Chunk>& chunks, const ExpertRanks& ranks, const Plan& plan) {
+  const Placement& placement = ranks.placement;
+  const Parts parts{placement};
+  const int64_t own = placement.count(placement.holder(ranks.group->rank())), n = std::ssize(chunks);
+  at::Tensor table = at::empty({parts.count(), n}, at::kLong);
+  auto* counts = table.mutable_data_ptr<int64_t>();
+  for (int64_t part = 0; part < parts.count(); ++part)
+    for (const Chunk& chunk : chunks) *counts++ = chunk.to.rows(part);
+  Splits splits;
+  for (int rank = 0; rank < placement.ranks; ++rank) {
+    splits.send.push_back(placement.count(placement.holder(rank)));
+    splits.receive.push_back(own);
+  }
+  const at::Tensor received = Exchange(ranks.group, splits).start(table).wait();
+  const auto* coming = received.const_data_ptr<int64_t>();
+  for (size_t c = 0; c < chunks.size(); ++c) {
+    std::vector<std::vector<int64_t>> by_rank(static_cast<size_t>(placement.ranks));
+    Splits rows;
+    for (int rank = 0; rank < placement.ranks; ++rank) {
+      rows.send.push_back(chunks[c].to.first_row(parts.first(rank) + splits.send[static_cast<size_t>(rank)]) -
+                          chunks[c].to.first_row(parts.first(rank)));
+      rows.receive.push_back(0);
+      for (int64_t e = 0; e < own; ++e) {
+        by_rank[static_cast<size_t>(rank)].push_back(coming[(rank * own + e) * n + static_cast<int64_t>(c)]);
+        rows.receive.back() += by_rank[static_cast<size_t>(rank)].back();
+      }
+    }
+    chunks[c].local = arriving(by_rank, own);
+    chunks[c].exchange.emplace(plan.hierarchical ? Exchange::hierarchical(*ranks.nodes, rows.send)
+                                                 : Exchange(ranks.group, std::move(rows)));
+  }
+}
+
+at::Tensor run_experts(const at::Tensor& x, const Dispatch& to, const LocalExperts& experts, at::ScalarType sums) {
+  const at::Tensor ones = at::ones({x.size(0), 1}, x.options().dtype(sums).requires_grad(false));
+  return experts.modules ? apply_experts(x, ones, to, experts.modules) : feed_forward(x, ones, to, experts.weights);
+}
+
+/// Rows to the experts and back: dispatch 0, dispatch 1, combine 0, dispatch 2, combine 1, ...
+at::Tensor exchange_rows(std::vector<Chunk> chunks, const LocalExperts& experts, const ExpertRanks& ranks) {
+  std::vector<PendingRows> there, back;
+  const auto start = [&](const Chunk& chunk) {
+    there.push_back(start_all_to_all(dispatch_rows(chunk.x, chunk.to), *chunk.exchange, ranks.dispatch));
+  };
+  start(chunks.front());
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    if (i + 1 < chunks.size()) start(chunks[i + 1]);
+    const at::Tensor rows = there[i].wait();
+    const at::Tensor made = run_experts(rows, chunks[i].local, experts, chunks[i].weight.scalar_type());
+    back.push_back(start_all_to_all(made.to(rows.scalar_type()), chunks[i].exchange->reversed(), ranks.combine));
+  }
+  std::vector<at::Tensor> y;
+  for (size_t i = 0; i < chunks.size(); ++i) y.push_back(combine_rows(back[i].wait(), chunks[i].weight, chunks[i].to));
+  return y.size() == 1 ? y[0] : at::cat(y);
+}
+
+/// Parameters of one expert, in the order of their lists.
+using Parameters = std::vector<at::Tensor>;
+
+Parameters parameters_of(const ExpertWeights& weights, size_t e) {
+  if (weights.up_bias.empty()) return {weights.up[e], weights.down[e]};
+  return {weights.up[e], weights.down[e], weights.up_bias[e], weights.down_bias[e]};
+}
+
+/// Of `cut` slices of each parameter of an expert: those of up lie in the rows of its gate and of its own.
+Parameters joined(const std::vector<Parameters>& slices, const std::string& activation) {
+  if (slices.size() == 1) return slices[0];
+  std::vector<at::Tensor> up, down;
+  for (const Parameters& slice : slices) {
+    up.push_back(slice[0].view({up_width(activation, 1), -1, slice[0].size(1)}));
+    down.push_back(slice[1]);
+  }
+  return {at::cat(up, 1).flatten(0, 1), at::cat(down, 1)};
+}
+
+/// `experts` (ascending) whole, or as far as the slices go that this rank gets of them: every rank sends its own slices
+/// to those that `wants(to, from)`. All ranks together.
+template <class Wants>
+ExpertWeights gather_experts(const ExpertWeights& own, const std::vector<int64_t>& experts, const ExpertRanks& ranks,
+                             const Wants& wants) {
+  const TraceSpan span("gather experts");
+  const Placement& placement = ranks.placement;
+  const int me = ranks.group->rank();
+  const Parameters shapes = parameters_of(own, 0);
+  int64_t elements = 0;
+  for (const at::Tensor& parameter : shapes) elements += parameter.numel();
+  const auto of_holder = [&](int holder) {
+    const auto from = std::ranges::lower_bound(experts, placement.first(holder)),
+               to = std::ranges::lower_bound(experts, placement.first(holder + 1));
+    return std::vector<int64_t>(from, to);
+  };
+  std::vector<at::Tensor> flat;
+  for (const int64_t e : of_holder(placement.holder(me)))
+    for (const at::Tensor& parameter :
+         parameters_of(own, static_cast<size_t>(e - placement.first(placement.holder(me)))))
+      flat.push_back(parameter.reshape({-1}));
+  const at::Tensor mine = flat.empty() ? at::empty({0}, shapes[0].options().requires_grad(false)) : at::cat(flat);
+  Splits splits;
+  std::vector<at::Tensor> copies;
+  for (int rank = 0; rank < placement.ranks; ++rank) {
+    const bool sends = wants(rank, me), receives = wants(me, rank);
+    splits.send.push_back(sends ? mine.numel() : 0);
+    splits.receive.push_back(receives ? elements * std::ssize(of_holder(placement.holder(rank))) : 0);
+    if (sends) copies.push_back(mine);
+  }
+  const at::Tensor buffer = copies.empty() ? mine.narrow(0, 0, 0) : at::cat(copies);
+  const at::Tensor received = all_to_all_v(buffer, Exchange(ranks.group, splits));
+
+  std::vector<std::vector<Parameters>> slices(experts.size());
+  int64_t at = 0;
+  for (int rank = 0; rank < placement.ranks; ++rank) {
+    if (!wants(me, rank)) continue;
+    for (const int64_t e : of_holder(placement.holder(rank))) {
+      const auto place = static_cast<size_t>(std::ranges::lower_bound(experts, e) - experts.begin());
+      Parameters& slice = slices[place].emplace_back();
+      for (const at::Tensor& like : shapes) {
+        slice.push_back(received.narrow(0, at, like.numel()).view(like.sizes()));
+        at += like.numel();
+      }
+    }
+  }
+  ExpertWeights out{.activation = own.activation};
+  const std::array lists = {&out.up, &out.down, &out.up_bias, &out.down_bias};
+  for (const auto& of_expert : slices) {
+    const Parameters parameters = joined(of_expert, own.activation);
+    for (size_t i = 0; i < parameters.size(); ++i) lists[i]->push_back(parameters[i]);
+  }
+  return out;
+}
+
+std::vector<int64_t> range(int64_t first, int64_t end) {
+  std::vector<int64_t> out;
+  for (int64_t i = first; i < end; ++i) out.push_back(i);
+  return out;
+}
+
+void check_plan(const Plan& plan, const ExpertRanks& ranks, const LocalExperts& local) {
+  const int cut = ranks.placement.cut;
+  DOVETAIL_CHECK(plan.shards >= 0 && plan.shards <= cut && (plan.shards == 0 || cut % plan.shards == 0),
+                 "r = {} with experts in {} slices", plan.shards, cut);
+  DOVETAIL_CHECK(plan.overlap >= 1 && (!plan.hierarchical || ranks.nodes), "overlap {}, or no nodes", plan.overlap);
+  DOVETAIL_CHECK(!local.modules || (plan.shards == cut && plan.shadowed.empty()),
+                 "experts that are modules cannot be gathered");
+}
+
+}  // namespace
+
+at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& expert,
+                                 const at::Tensor& slot, const LocalExperts& local, const ExpertRanks& ranks,
+                                 const Plan& plan) {
+  check_plan(plan, ranks, local);
+  const Placement& placement = ranks.placement;
+  const Choices choices{expert, slot};
+  const bool gathers_all = plan.shards == 0;
+  const std::vector<int64_t> here = gathers_all ? range(0, placement.experts) : plan.shadowed;
+  at::Tensor y;
+  if (!here.empty()) {
+    const ExpertWeights whole = gather_experts(local.weights, here, ranks, [](int, int) { return true; });
+    const Choices of_here = choices_of_shadowed(choices, placement, here);
+    y = feed_forward(x, weight, dispatch(of_here.expert, of_here.slot, std::ssize(here)), whole);
+  }
+  if (std::ssize(here) == placement.experts) return y;
+
+  LocalExperts mine = local;
+  if (const int copies = placement.cut / plan.shards; copies > 1) {
+    const int holder = placement.holder(ranks.group->rank());
+    const auto wants = [&](int to, int from) {
+      return placement.holder(to) == placement.holder(from) &&
+             placement.slice(from) / copies == placement.slice(to) % plan.shards;
+    };
+    mine.weights =
+        gather_experts(local.weights, range(placement.first(holder), placement.first(holder + 1)), ranks, wants);
+  }
+  const Parts parts{placement};
+  auto chunks = make_chunks(x, weight, choices_of_parts(choices, placement, plan), parts.count(), plan);
+  exchange_counts(chunks, ranks, plan);
+  const at::Tensor exchanged = exchange_rows(std::move(chunks), mine, ranks);
+  return y.defined() ? y + exchanged : exchanged;
+}
+
+ExpertSlice expert_slice(std::string_view parameter, at::IntArrayRef own_sizes, const std::string& activation,
+                         const Placement& placement, int rank) {
+  ExpertSlice slice{.whole = own_sizes.vec()};
+  if (parameter == "down.bias")
+    return slice.outer = 1, slice.count = slice.hidden = own_sizes[0], slice.first = 0, slice;
+  const bool down = parameter == "down.weight";
+  slice.outer = down ? own_sizes[0] : up_width(activation, 1);
+  slice.count = down ? own_sizes[1] : own_sizes[0] / slice.outer;
+  slice.hidden = slice.count * placement.cut;
+  slice.first = slice.count * placement.slice(rank);
+  slice.whole[down ? 1 : 0] *= placement.cut;
+  return slice;
+}
+
+}  // namespace dovetail::moe

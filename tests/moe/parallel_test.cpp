@@ -1,0 +1,286 @@
+// ctest-labels: threads
+#include "dovetail/moe/parallel.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <numeric>
+
+#include "dovetail/base/error.h"
+#include "dovetail/moe/layer.h"
+#include "random.h"
+#include "tests/comm/ranks.h"
+#include "tests/ops/testing.h"
+
+namespace dovetail::moe {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+constexpr int64_t kWidth = 10, kFfnWidth = 12;
+
+/// How a layer of experts is spread, and how many tokens each rank has.
+struct Layout {
+  int64_t experts;
+  int cut;
+  Plan plan;
+  std::vector<int64_t> tokens;
+  std::string activation = "swiglu";
+  bool bias = false;
+  int ranks_per_node = 1;
+
+  int ranks() const { return static_cast<int>(tokens.size()); }
+  int64_t all_tokens() const { return std::accumulate(tokens.begin(), tokens.end(), int64_t{0}); }
+};
+
+void PrintTo(const Layout& l, std::ostream* out) {
+  *out << l.experts << " experts on " << l.ranks() << " ranks, cut " << l.cut << ", r " << l.plan.shards << ", overlap "
+       << l.plan.overlap << ", " << l.plan.shadowed.size() << " shadowed" << (l.plan.hierarchical ? ", 2dh" : "");
+}
+
+Config config_of(const Layout& layout) {
+  Config c;
+  c.experts = layout.experts;
+  c.k = 2;
+  c.load_loss = 0;
+  c.shared_experts = 1;
+  return resolve(c, kFfnWidth);
+}
+
+std::shared_ptr<Layer> make_layer(const Layout& layout, std::shared_ptr<const ExpertRanks> ranks = nullptr) {
+  return std::make_shared<Layer>(config_of(layout), Layer::Options{.width = kWidth,
+                                                                   .activation = layout.activation,
+                                                                   .bias = layout.bias,
+                                                                   .name = "blocks.0.moe",
+                                                                   .ranks = std::move(ranks)});
+}
+
+std::shared_ptr<const ExpertRanks> ranks_of(const Layout& layout, const std::shared_ptr<Group>& group) {
+  auto ranks = std::make_shared<ExpertRanks>();
+  ranks->placement = make_placement(layout.experts, layout.ranks(), layout.cut, kFfnWidth, layout.bias);
+  ranks->group = group;
+  if (layout.plan.hierarchical) ranks->nodes = split_by_node(*group, layout.ranks_per_node);
+  return ranks;
+}
+
+/// Result and gradients of one rank's tokens, or of all of them.
+struct Made {
+  at::Tensor y, dx;
+  std::map<std::string, at::Tensor> gradients;
+};
+
+Made run(Layer& layer, const at::Tensor& all_x, int64_t first, int64_t count) {
+  const at::Tensor x = all_x.narrow(0, first, count).detach().clone().requires_grad_();
+  const at::Tensor direction = random(all_x.sizes(), 99).to(x.scalar_type()).narrow(0, first, count);
+  const at::Tensor y = layer.forward(x).y;
+  (y * direction).sum().backward();
+  Made made{.y = y.detach(), .dx = x.grad()};
+  for (const auto& item : layer.named_parameters())
+    made.gradients[item.key()] = item.value().grad().defined() ? item.value().grad() : at::zeros_like(item.value());
+  return made;
+}
+
+void expect_near(const at::Tensor& got, const at::Tensor& want, double tolerance, const std::string& what) {
+  const double scale = want.numel() == 0 ? 1 : std::max(1e-3, want.abs().max().item<double>());
+  const double error = want.numel() == 0 ? 0 : (got - want).abs().max().item<double>() / scale;
+  EXPECT_LE(error, tolerance) << what;
+}
+
+struct Reference {
+  std::shared_ptr<Layer> layer;
+  at::Tensor x;
+  Made made;
+};
+
+Reference reference(const Layout& layout, at::ScalarType dtype) {
+  Reference out{.layer = make_layer(layout)};
+  const at::NoGradGuard no_grad;
+  uint64_t seed = 1;
+  for (auto& parameter : out.layer->parameters()) parameter.copy_(0.5 * random(parameter.sizes(), seed++));
+  out.layer->to(dtype);
+  out.x = random({layout.all_tokens(), kWidth}, 98).to(dtype);
+  const at::AutoGradMode grad(true);
+  out.made = run(*out.layer, out.x, 0, layout.all_tokens());
+  return out;
+}
+
+/// What the rank's parameter of this name holds of the reference's.
+at::Tensor part_of(const at::Tensor& whole, const std::string& name, const at::Tensor& like, const Layout& layout,
+                   const ExpertRanks& ranks) {
+  if (!name.starts_with("experts.")) return whole;
+  const std::string parameter = name.substr(name.find('.', std::string("experts.").size()) + 1);
+  const ExpertSlice slice =
+      expert_slice(parameter, like.sizes(), layout.activation, ranks.placement, ranks.group->rank());
+  EXPECT_EQ(at::IntArrayRef(slice.whole), whole.sizes()) << name;
+  return slice.of(whole.contiguous()).reshape(like.sizes());
+}
+
+Made run_rank(const Layout& layout, const Reference& whole, const std::shared_ptr<Group>& group) {
+  at::set_num_threads(1);
+  const auto ranks = ranks_of(layout, group);
+  const auto layer = make_layer(layout, ranks);
+  layer->to(whole.x.scalar_type());
+  layer->set_plan(layout.plan);
+  const auto values = whole.layer->named_parameters();
+  {
+    const at::NoGradGuard no_grad;
+    for (auto& item : layer->named_parameters())
+      item.value().copy_(part_of(values[item.key()], item.key(), item.value(), layout, *ranks));
+  }
+  const auto before = layout.tokens.begin();
+  return run(*layer, whole.x, std::accumulate(before, before + group->rank(), int64_t{0}),
+             layout.tokens[static_cast<size_t>(group->rank())]);
+}
+
+/// Every rank against the same tokens of one rank with all experts.
+void expect_as_one_rank(const Layout& layout, at::ScalarType dtype, double tolerance) {
+  const Reference whole = reference(layout, dtype);
+  std::map<std::string, at::Tensor> replicated;  // sums over the ranks
+  std::mutex mutex;
+  const auto errors = run_ranks(layout.ranks(), [&](const std::shared_ptr<Group>& group) {
+    const Made made = run_rank(layout, whole, group), again = run_rank(layout, whole, group);
+    const auto ranks = ranks_of(layout, group);
+    int64_t first = 0;
+    for (int r = 0; r < group->rank(); ++r) first += layout.tokens[static_cast<size_t>(r)];
+    const std::lock_guard lock(mutex);
+    const std::string rank = "rank " + std::to_string(group->rank()) + " ";
+    expect_near(made.y, whole.made.y.narrow(0, first, made.y.size(0)), tolerance, rank + "y");
+    expect_near(made.dx, whole.made.dx.narrow(0, first, made.y.size(0)), tolerance, rank + "dx");
+    EXPECT_TRUE(at::equal(made.y, again.y) && at::equal(made.dx, again.dx)) << rank;
+    for (const auto& [name, gradient] : made.gradients) {
+      EXPECT_TRUE(at::equal(gradient, again.gradients.at(name))) << rank << name;
+      if (name.starts_with("experts.")) {
+        expect_near(gradient, part_of(whole.made.gradients.at(name), name, gradient, layout, *ranks), tolerance,
+                    rank + name);
+      } else {
+        at::Tensor& sum = replicated[name];
+        sum = sum.defined() ? sum + gradient : gradient;
+      }
+    }
+  });
+  for (const auto& error : errors) EXPECT_EQ(error, "");
+  EXPECT_EQ(replicated.size(), layout.bias ? 5 : 3);  // router and shared expert
+  for (const auto& [name, gradient] : replicated) expect_near(gradient, whole.made.gradients.at(name), tolerance, name);
+}
+
+std::vector<Layout> layouts() {
+  std::vector<Layout> all = {
+      {8, 1, {}, {7, 7}},
+      {8, 1, {}, {5, 0, 9, 3}},
+      {5, 1, {}, {6, 4, 8}, "gelu", true},  // unequal numbers of experts
+      {8, 1, {.overlap = 3}, {7, 2, 0, 6}},
+      {8, 1, {.hierarchical = true}, {5, 6, 7, 2}, "swiglu", false, 2},
+      {8, 1, {.shards = 1, .overlap = 2, .hierarchical = true}, {5, 6, 0, 2}, "relu2", true, 2},
+      {8, 1, {.shards = 0}, {7, 3, 5, 0}, "gelu", true},
+      {8, 1, {.shadowed = {0, 5}}, {7, 3, 5, 0}, "gelu", true},
+      {8, 1, {.overlap = 2, .shadowed = {0, 1, 2, 3, 4, 5, 6, 7}}, {7, 3}},
+      {2, 2, {.shards = 2}, {5, 6, 7, 2}},  // more ranks than experts
+      {2, 2, {.shards = 1}, {5, 6, 7, 2}},
+      {2, 2, {.shards = 0}, {5, 0, 7, 2}},
+      {2, 2, {.shards = 1, .overlap = 2, .shadowed = {1}}, {5, 6, 7, 2}},
+      {5, 2, {.shards = 2, .overlap = 2}, {5, 6, 7, 2}, "gelu"},  // experts x data x expert-tensor
+      {3, 4, {.shards = 4}, {5, 6, 0, 2}},
+      {3, 4, {.shards = 2}, {5, 6, 0, 2}},
+      {3, 4, {.shards = 1}, {5, 6, 0, 2}},
+      {3, 4, {.shards = 2, .hierarchical = true}, {5, 6, 0, 2}, "swiglu", false, 2},
+  };
+  for (Layout& layout : all)
+    if (layout.cut == 1 && layout.plan.shards != 0) layout.plan.shards = 1;
+  return all;
+}
+
+class Spread : public ::testing::TestWithParam<Layout> {};
+INSTANTIATE_TEST_SUITE_P(Experts, Spread, ::testing::ValuesIn(layouts()));
+
+TEST_P(Spread, IsAsOneRankInFloat64) { expect_as_one_rank(GetParam(), at::kDouble, 1e-12); }
+TEST_P(Spread, IsAsOneRankInFloat32) { expect_as_one_rank(GetParam(), at::kFloat, 1e-5); }
+
+TEST(Spread, AllTokensToOneExpert) {
+  Config config;
+  const Layout layout{4, 1, {}, {6, 5}};
+  const Reference whole = reference(layout, at::kDouble);
+  {
+    const at::NoGradGuard no_grad;
+    whole.layer->named_parameters()["router.weight"].zero_();  // ties go to experts 0 and 1, both of rank 0
+    for (auto& parameter : whole.layer->parameters()) parameter.mutable_grad().reset();
+  }
+  const Made alone = run(*whole.layer, whole.x, 0, layout.all_tokens());
+  expect_all_succeed(2, [&](const std::shared_ptr<Group>& group) {
+    const Made made = run_rank(layout, whole, group);
+    expect_near(made.y, alone.y.narrow(0, group->rank() == 0 ? 0 : 6, made.y.size(0)), 1e-12, "y");
+    for (const auto& [name, gradient] : made.gradients) {
+      if (name.starts_with("experts.2") || name.starts_with("experts.3")) {
+        EXPECT_EQ(gradient.abs().max().item<double>(), 0) << name;
+      }
+    }
+  });
+}
+
+TEST(Spread, RoundedPayloadsStayNearAndAreCounted) {
+  // Wide enough for the codes of a row to outweigh the sizes.
+  constexpr int64_t kTokens = 64, kRow = 128;
+  Config config;
+  config.experts = 8;
+  config.load_loss = 0;
+  config = resolve(config, 64);
+  for (const auto& [payload, bytes] : {std::pair{Payload::kUnchanged, 4 * kRow},
+                                       {Payload::kBFloat16, 2 * kRow},
+                                       {Payload::kMXFP8, kRow + kRow / 32}}) {
+    expect_all_succeed(2, [&, payload = payload, bytes = bytes](const std::shared_ptr<Group>& group) {
+      auto ranks = std::make_shared<ExpertRanks>();
+      ranks->placement = make_placement(8, 2, 0, 64, false);
+      ranks->group = group;
+      ranks->dispatch.forward = payload;
+      Layer layer(config, {.width = kRow, .activation = "gelu", .name = "blocks.0.moe", .ranks = ranks});
+      const at::NoGradGuard no_grad;
+      uint64_t seed = 1;
+      for (auto& item : layer.named_parameters()) item.value().copy_(0.1 * random(item.value().sizes(), seed++));
+      const at::Tensor x = random({kTokens, kRow}, 98).to(at::kFloat);
+      layer.reset_load();
+      const int64_t before = group->all_to_all_traffic().bytes_sent;
+      layer.forward(x);
+      const int64_t sent = group->all_to_all_traffic().bytes_sent - before;
+      // To the other rank: sizes of its four experts, rows there, and results back for the rows that came.
+      int64_t to_other = 0;
+      for (int64_t e = 0; e < 4; ++e) to_other += layer.load().count[static_cast<size_t>(4 * (1 - group->rank()) + e)];
+      at::Tensor from_other = at::full({1}, to_other, at::kLong);
+      group->all_reduce(from_other);
+      const int64_t back = from_other.item<int64_t>() - to_other;
+      EXPECT_EQ(sent, 4 * 8 + to_other * bytes + back * 4 * kRow);
+    });
+  }
+}
+
+TEST(Placement, CountsEveryExpertOnce) {
+  for (const auto& [experts, ranks, cut] :
+       std::vector<std::tuple<int64_t, int, int>>{{8, 4, 1}, {5, 3, 1}, {7, 6, 2}, {1, 4, 4}}) {
+    const Placement placement{.experts = experts, .ranks = ranks, .cut = cut};
+    int64_t next = 0;
+    for (int h = 0; h < placement.holders(); ++h) {
+      EXPECT_GE(placement.count(h), 1);
+      for (int64_t e = placement.first(h); e < placement.first(h + 1); ++e, ++next) {
+        EXPECT_EQ(e, next);
+        EXPECT_EQ(placement.holder_of(e), h);
+      }
+    }
+    EXPECT_EQ(next, experts);
+  }
+}
+
+TEST(Placement, RefusesWhatDoesNotFit) {
+  EXPECT_EQ(make_placement(2, 4, 0, 8, false).cut, 2);
+  EXPECT_EQ(make_placement(8, 4, 0, 8, true).cut, 1);
+  const auto refused = [](int64_t experts, int ranks, int cut, bool bias, const char* message) {
+    EXPECT_THAT([&] { make_placement(experts, ranks, cut, 8, bias); }, ThrowsMessage<UserError>(HasSubstr(message)));
+  };
+  EXPECT_EQ(make_placement(3, 4, 0, 8, false).holders(), 2);
+  refused(2, 4, 1, false, "4 holders of experts");
+  refused(8, 4, 3, false, "do not divide into groups of 3");
+  refused(2, 6, 3, false, "does not divide model.moe.ffn_width = 8");
+  refused(2, 4, 2, true, "have no biases");
+}
+
+}  // namespace
+}  // namespace dovetail::moe

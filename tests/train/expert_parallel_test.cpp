@@ -1,0 +1,227 @@
+// ctest-labels: threads
+// A run whose experts are spread over ranks against the same run on one.
+#include "dovetail/train/expert_parallel.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "dovetail/base/error.h"
+#include "dovetail/io/checkpoint.h"
+#include "dovetail/train/load_model.h"
+#include "dovetail/train/optimizer.h"
+#include "dovetail/train/resume.h"
+#include "tests/comm/ranks.h"
+#include "tests/train/tiny_run.h"
+
+namespace dovetail {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+/// A layout of a run: ranks, and how the experts lie on them.
+struct Layout {
+  int ranks;
+  ParallelSection parallel;
+  int64_t micro_batch = 0;
+  bool recompute = false;
+};
+
+RunConfig mixture(const test::TinyRun& run, const std::string& name) {
+  RunConfig config = run.config(name);
+  config.precision.recipe = "fp64";
+  config.model.moe.experts = 6;
+  config.model.moe.ffn_width = 24;
+  config.model.moe.shared_experts = 1;
+  config.model.moe.load_loss = 0;
+  config.model.moe.z_loss = 0.01;
+  config.model.moe.score = "sigmoid";
+  config.model.moe.bias_update_rate = 0.001;
+  config.train.batch = 6;
+  config.train.clip = 0.5;
+  return config;
+}
+
+struct Trained {
+  TrainResult result;
+  std::map<std::string, at::Tensor> tensors;
+};
+
+Trained train_on(const Layout& layout, RunConfig config) {
+  config.parallel = layout.parallel;
+  config.train.micro_batch = layout.micro_batch;
+  config.train.checkpoint_activations = layout.recompute;
+  Trained trained;
+  expect_all_succeed(layout.ranks, [&](std::shared_ptr<Group> group) {
+    const bool first = group->rank() == 0;
+    const TrainResult result = train(config, std::move(group), {.quiet = true});
+    if (first) trained.result = result;
+  });
+  trained.tensors = read_latest_checkpoint(config.folder() / "checkpoints").tensors;
+  return trained;
+}
+
+void expect_near(const Trained& got, const Trained& want, double tolerance) {
+  EXPECT_NEAR(got.result.loss, want.result.loss, tolerance * want.result.loss);
+  EXPECT_NEAR(got.result.validation_loss, want.result.validation_loss, tolerance * want.result.validation_loss);
+  ASSERT_EQ(got.tensors.size(), want.tensors.size());
+  for (const auto& [name, tensor] : want.tensors) {
+    ASSERT_TRUE(got.tensors.contains(name)) << name;
+    ASSERT_EQ(got.tensors.at(name).sizes(), tensor.sizes()) << name;
+    const double scale = std::max(1e-6, tensor.abs().max().item<double>());
+    EXPECT_LE((got.tensors.at(name) - tensor).abs().max().item<double>(), tolerance * scale) << name;
+  }
+}
+
+std::vector<Layout> layouts() {
+  return {
+      {2, {.expert = 2}},
+      {4, {.expert = 2}},                                       // two replicas of every expert
+      {4, {.expert = 4, .overlap = 2}, 1},                      // unequal experts, samples and micro-batches
+      {4, {.expert = 4, .expert_tensor = 2, .r = 2}, 0, true},  // recomputed
+      {4, {.expert = 4, .expert_tensor = 2, .r = 1, .overlap = 3}, 1, true},
+      {3, {.expert = 3, .r = 0}},
+      {2, {.expert = 2, .shadow = 2, .choose_every = 3}},
+  };
+}
+
+TEST(ExpertParallel, EveryLayoutTrainsAsOneRank) {
+  const test::TinyRun run;
+  const Trained alone = train_on({1, {}}, mixture(run, "alone"));
+  int i = 0;
+  for (const Layout& layout : layouts()) {
+    SCOPED_TRACE(++i);
+    expect_near(train_on(layout, mixture(run, "spread" + std::to_string(i))), alone, 1e-9);
+  }
+}
+
+TEST(ExpertParallel, TheSameLayoutGivesTheSameBits) {
+  const test::TinyRun run;
+  RunConfig first = mixture(run, "first"), second = mixture(run, "second");
+  first.precision.recipe = second.precision.recipe = "fp32";
+  const Layout layout{4, {.expert = 2, .overlap = 2}};
+  const Trained a = train_on(layout, first), b = train_on(layout, second);
+  EXPECT_EQ(a.result.loss, b.result.loss);
+  for (const auto& [name, tensor] : a.tensors) EXPECT_TRUE(at::equal(tensor, b.tensors.at(name))) << name;
+}
+
+TEST(ExpertParallel, ARunGoesOnInAnyOtherLayout) {
+  const test::TinyRun run;
+  const Trained straight = train_on({1, {}}, mixture(run, "straight"));
+  RunConfig cut = mixture(run, "cut");
+  cut.train.time_limit_s = 1e-9;  // a process makes one step
+  for (const Layout& layout : layouts()) train_on(layout, cut);
+  train_on({1, {}}, cut);
+  cut.train.time_limit_s = 0;
+  expect_near(train_on({4, {.expert = 4}}, cut), straight, 1e-9);
+}
+
+/// Moments that differ in every element.
+void fill(std::map<std::string, at::Tensor> tensors) {
+  uint64_t seed = 0;
+  for (auto& [name, tensor] : tensors)
+    if (name.starts_with("optimizer."))
+      tensor.copy_(
+          at::arange(tensor.numel(), tensor.options()).view(tensor.sizes()).add_(1e5 * static_cast<double>(++seed)));
+}
+
+struct Bound {
+  std::shared_ptr<GPT> model;
+  std::optional<Optimizer> optimizer;
+  Bound(const RunConfig& config, const std::shared_ptr<const moe::ExpertRanks>& ranks = nullptr)
+      : model(std::make_shared<GPT>(config.model, c10::kCPU, ranks)) {
+    initialize(*model, 5);
+    optimizer.emplace(*model, config.optimizer);
+    optimizer->bind(*model);
+  }
+};
+
+TEST(ExpertParallel, CheckpointsHoldWholeExpertsBitForBit) {
+  const test::TinyRun run;
+  RunConfig config = mixture(run, "unused");
+  config.model = resolve_model_config(config.model, 50);
+  const Bound whole(config);
+  fill(whole.optimizer->tensors());
+  const auto expected = whole.optimizer->tensors();
+  for (const Layout& layout : layouts()) {
+    config.parallel = layout.parallel;
+    expect_all_succeed(layout.ranks, [&](const std::shared_ptr<Group>& group) {
+      const ExpertParallel parallel(config, group);
+      Bound part(config, parallel.ranks());
+      restore(*part.optimizer, *part.model, parallel,
+              group->rank() == 0 ? expected : std::map<std::string, at::Tensor>(), 3, *group);
+      EXPECT_EQ(part.optimizer->updates(), 3);
+      const auto gathered = parallel.gathered(*part.model, part.optimizer->tensors());
+      if (group->rank() != 0) return;
+      ASSERT_EQ(gathered.size(), expected.size());
+      for (const auto& [name, tensor] : expected) EXPECT_TRUE(at::equal(gathered.at(name), tensor)) << name;
+      // Initial values follow from the names of the whole ones.
+      for (const auto& item : part.model->named_parameters())
+        if (!parallel.is_spread(item.key())) {
+          EXPECT_TRUE(at::equal(item.value(), whole.model->named_parameters()[item.key()])) << item.key();
+        }
+    });
+    expect_all_succeed(layout.ranks, [&](const std::shared_ptr<Group>& group) {
+      const ExpertParallel parallel(config, group);
+      const Bound fresh(config, parallel.ranks());
+      const auto gathered = parallel.gathered(*fresh.model, fresh.optimizer->tensors());
+      for (const auto& item : whole.model->named_parameters())
+        if (group->rank() == 0) {
+          EXPECT_TRUE(at::equal(gathered.at("model." + item.key()), item.value())) << item.key();
+        }
+    });
+  }
+}
+
+TEST(ExpertParallel, RefusesCheckpointsOfOtherExperts) {
+  const test::TinyRun run;
+  RunConfig config = mixture(run, "unused");
+  config.model = resolve_model_config(config.model, 50);
+  config.parallel.expert = 2;
+  const auto whole = Bound(config).optimizer->tensors();
+  const std::string last = "model.blocks.1.moe.experts.5.down.weight";
+  const auto error_of = [&](const std::map<std::string, at::Tensor>& tensors) {
+    return run_ranks(2, [&](const std::shared_ptr<Group>& group) {
+      const ExpertParallel parallel(config, group);
+      Bound part(config, parallel.ranks());
+      restore(*part.optimizer, *part.model, parallel,
+              group->rank() == 0 ? tensors : std::map<std::string, at::Tensor>(), 1, *group);
+    });
+  };
+  auto tensors = whole;
+  tensors.erase(last);
+  for (const auto& error : error_of(tensors)) EXPECT_THAT(error, HasSubstr("lacks the tensor \"" + last));
+  tensors = whole;
+  tensors[last] = at::zeros({32, 25});
+  for (const auto& error : error_of(tensors)) EXPECT_THAT(error, HasSubstr("has shape [32, 25]"));
+  tensors = whole;
+  tensors["model.blocks.1.moe.experts.6.down.weight"] = at::zeros({32, 24});
+  for (const auto& error : error_of(tensors)) EXPECT_THAT(error, HasSubstr("experts.6"));
+}
+
+TEST(ExpertParallel, RefusesWhatDoesNotFitTheJob) {
+  const test::TinyRun run;
+  const auto error_of = [&](int ranks, const RunConfig& config) {
+    return run_ranks(ranks, [&](std::shared_ptr<Group> group) { train(config, std::move(group), {.quiet = true}); })[0];
+  };
+  RunConfig config = mixture(run, "refused");
+  config.parallel.expert = 2;
+  EXPECT_THAT(error_of(3, config), HasSubstr("parallel.expert = 2 does not divide the 3 ranks"));
+  config.parallel.r = 3;
+  EXPECT_THAT(error_of(2, config), HasSubstr("parallel.r = 3"));
+  config.parallel.r = 1;
+  config.parallel.shadow = 7;
+  EXPECT_THAT(error_of(2, config), HasSubstr("parallel.shadow = 7"));
+  config.parallel.shadow = 1;
+  config.precision.recipe = "mxfp8";
+  EXPECT_THAT(error_of(2, config), HasSubstr("cannot move"));
+  config.parallel.shadow = 0;
+  config.precision.recipe = "fp8_tensor_delayed";
+  EXPECT_THAT(error_of(2, config), HasSubstr("delayed scaling"));
+  config.model.moe.experts = 0;
+  EXPECT_THAT(error_of(2, config), HasSubstr("model.moe.experts = 0"));
+}
+
+}  // namespace
+}  // namespace dovetail
