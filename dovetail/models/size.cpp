@@ -89,6 +89,17 @@ BlockSize block_size(const ModelConfig& c, const BlockParts& block) {
   return size;
 }
 
+/// Parameters of the experts of a block, without shared ones.
+int64_t expert_size(const ModelConfig& c, const BlockParts& block) {
+  int64_t size = 0;
+  for (const FeedForwardPart& ffn : block.ffns) {
+    if (!ffn.routed) continue;
+    const int64_t up = up_width(c.activation, ffn.width);
+    size += c.width * (up + ffn.width) + (c.bias ? up + c.width : 0);
+  }
+  return size;
+}
+
 /// Experts that are not quantized are one operation; others are modules of their own.
 bool is_grouped(const BlockParts& block) {
   return block.has_experts && std::ranges::none_of(block.ffns, [](const FeedForwardPart& ffn) {
@@ -165,8 +176,13 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   constexpr int64_t kFloat = sizeof(float);
   const int64_t element = options.bfloat16 ? 2 : kFloat;
   const auto tokens = options.micro_batch * c.context;
-  const auto parameters = model_size(c).parameters;
   const std::vector<BlockParts> blocks = blocks_of(c, options.linears);
+  const auto all_parameters = model_size(c).parameters;
+  int64_t parameters = all_parameters;  // of this rank
+  if (options.expert_ranks > 1) {
+    for (const BlockParts& block : blocks)
+      parameters -= expert_size(c, block) * (options.expert_ranks - 1) / options.expert_ranks;
+  }
   int64_t wide = norm_size(c);  // float32 always
   for (const BlockParts& block : blocks) wide += block_size(c, block).wide;
   const auto table = c.vocab_size * c.width * element, stream = tokens * c.width * element;
@@ -177,7 +193,9 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
 
   int64_t all_blocks = 0, largest_block = 0;
   for (const BlockParts& block : blocks) {
-    const auto bytes = static_cast<int64_t>(static_cast<double>(tokens) * block_bytes(c, block, element));
+    auto bytes = static_cast<int64_t>(static_cast<double>(tokens) * block_bytes(c, block, element));
+    // Rows that came, which the experts keep, and rows that came back, which their weights' gradients need.
+    if (options.expert_ranks > 1 && block.has_experts) bytes += 2 * tokens * c.moe.k * c.width * element;
     all_blocks += options.recompute ? stream : bytes;
     largest_block = std::max(largest_block, bytes);
   }
@@ -220,7 +238,8 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   estimate.gradients = peak.gradients;
   estimate.activations = peak.activations;
   estimate.workspace = peak.workspace;
-  estimate.checkpoint = options.checkpoints ? 3 * parameters * kFloat : 0;
+  // Spread experts are put together before they are copied.
+  estimate.checkpoint = options.checkpoints ? (options.expert_ranks > 1 ? 6 : 3) * all_parameters * kFloat : 0;
   return estimate;
 }
 

@@ -29,6 +29,7 @@ struct MemoryEstimateOptions {
   std::vector<mx::LinearRecipe> linears = {};
   bool recompute = false;
   bool distributed = false;  ///< gradients in reduction buckets, float32
+  int64_t expert_ranks = 1;  ///< ranks that experts are spread over; each has as many rows as if it had all of them
   bool checkpoints = false;  ///< checkpoints are written beside the next steps
 };
 

@@ -37,10 +37,8 @@ nlohmann::ordered_json ExpertLoad::statistics(int64_t step, Group& group) const 
       if (share > 0) entropy -= share * std::log(share) / std::log(static_cast<double>(experts));
       load.push_back(share * static_cast<double>(experts));
     }
-    lines.push_back({{"layer", name},
-                     {"load", load},
-                     {"entropy", experts == 1 ? 1 : entropy},
-                     {"dropped", *next++ / choices}});
+    lines.push_back(
+        {{"layer", name}, {"load", load}, {"entropy", experts == 1 ? 1 : entropy}, {"dropped", *next++ / choices}});
   }
   return {{"step", step}, {"layers", std::move(lines)}};
 }

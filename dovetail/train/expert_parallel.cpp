@@ -145,7 +145,8 @@ void ExpertParallel::check(const Quantization& quantization) const {
   const bool modules = std::ranges::any_of(quantization.layers(), [&](const auto& linear) {
     return linear->options().name.find(kExperts) != std::string::npos;
   });
-  const bool gathers = config_.r != ranks_->placement.cut || config_.shadow != 0;
+  const bool gathers =
+      (config_.r != ParallelSection::kAuto && config_.r != ranks_->placement.cut) || config_.shadow > 0;
   if (modules && gathers)
     throw UserError(
         fmt::format("parallel.r = {} and parallel.shadow = {} gather experts, which are quantized where they "

@@ -126,8 +126,9 @@ std::string experts(const Json& data) {
     html += fmt::format("<span style=\"--mark:{}\">{}</span> ", escaped(band, "colour"), escaped(band, "words"));
   html += "</p>\n<div class=\"charts\">\n";
   for (const Json& layer : panel.at("layers"))
-    html += fmt::format("<div class=\"chart\"><div class=\"top\"><h3>{}</h3><span class=\"legend\">{}</span></div>{}</div>\n",
-                        escaped(layer, "layer"), escaped(layer, "plan"), layer.at("map").get<std::string>());
+    html += fmt::format(
+        "<div class=\"chart\"><div class=\"top\"><h3>{}</h3><span class=\"legend\">{}</span></div>{}</div>\n",
+        escaped(layer, "layer"), escaped(layer, "plan"), layer.at("map").get<std::string>());
   return html + "</div>\n";
 }
 
@@ -171,8 +172,8 @@ std::string report_page(const Json& data) {
       escaped(data, "name"));
   html += kReportStyle;
   html += "</style>\n</head>\n<body>\n<main>\n";
-  html += header(data) + tiles(data) + kControls + samples(data) + experts(data) + quantization(data) + decisions(data) +
-          machine(data) + commands(data);
+  html += header(data) + tiles(data) + kControls + samples(data) + experts(data) + quantization(data) +
+          decisions(data) + machine(data) + commands(data);
   html += fmt::format(
       "<h2>Config</h2>\n<details><summary>the resolved config, every key</summary>\n<pre>{}</pre></details>\n",
       escaped(data, "config"));

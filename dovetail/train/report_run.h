@@ -17,7 +17,7 @@ struct RunFiles {
   RunConfig config;
   std::string config_text;
   std::vector<nlohmann::ordered_json> metrics, timings, quantization, experts;  ///< lines, by rising step
-  nlohmann::ordered_json machine, samples;                             ///< null when absent
+  nlohmann::ordered_json machine, samples;                                      ///< null when absent
 };
 
 /// Throws UserError naming file and line of what cannot be read.

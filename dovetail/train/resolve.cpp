@@ -18,6 +18,7 @@
 #include "dovetail/data/prepare.h"
 #include "dovetail/data/token_store.h"
 #include "dovetail/models/gpt.h"
+#include "dovetail/moe/placement.h"
 #include "dovetail/train/collective.h"
 #include "dovetail/train/progress.h"
 #include "dovetail/train/quantization.h"
@@ -168,6 +169,13 @@ ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOption
 
   run.data = resolve_data(run.config, group, options);
   run.config.model = resolve_model_config(run.config.model, run.data.tokenizer_vocab);
+  if (parallel.expert > 1) {
+    const ModelConfig& model = run.config.model;
+    user_check(model.moe.experts > 0, "parallel.expert = {} spreads experts over ranks, but the model has none",
+               parallel.expert);
+    moe::make_placement(model.moe.experts, static_cast<int>(parallel.expert), static_cast<int>(parallel.expert_tensor),
+                        model.moe.ffn_width, model.bias);
+  }
   user_check(run.config.model.vocab_size >= run.data.tokenizer_vocab,
              "model.vocab_size = {} is smaller than the tokenizer's, {}", run.config.model.vocab_size,
              run.data.tokenizer_vocab);
@@ -186,6 +194,7 @@ void resolve_precision_and_size(ResolvedRun& run, Group& group, const std::optio
                                                   .linears = quantization.recipes(),
                                                   .recompute = run.config.train.checkpoint_activations,
                                                   .distributed = group.size() > 1,
+                                                  .expert_ranks = run.config.parallel.expert,
                                                   .checkpoints = group.rank() == 0});
   if (run.precision.compute == at::kDouble) {
     // The estimate is for FP32; every tensor of a step is twice as wide in FP64.
@@ -194,6 +203,18 @@ void resolve_precision_and_size(ResolvedRun& run, Group& group, const std::optio
       *part *= 2;
     }
   }
+}
+
+double tokens_of_an_expert(const RunConfig& config, int64_t micro_batch) {
+  const moe::Config& moe = config.model.moe;
+  if (moe.experts == 0) return 0;
+  const int64_t chunks = std::max<int64_t>(1, config.parallel.overlap);
+  return static_cast<double>(micro_batch * config.model.context * moe.k * config.parallel.expert) /
+         static_cast<double>(moe.experts * chunks);
+}
+
+double tokens_that_hide_weights(double flops, double bytes_per_s, int64_t element) {
+  return flops / bytes_per_s * static_cast<double>(element) / 2;
 }
 
 std::string summary_line(const ResolvedRun& run) {

@@ -46,6 +46,12 @@ ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOption
 /// Precision, cost and memory.
 void resolve_precision_and_size(ResolvedRun& run, Group& group, const std::optional<std::string>& kept_precision);
 
+/// Tokens that an expert multiplies at a time where the load is even; 0: no experts.
+double tokens_of_an_expert(const RunConfig& config, int64_t micro_batch);
+/// Those below which its product takes longer to read the weights than to multiply by them: n tokens are 2 n FLOPs for
+/// each weight of `element` bytes.
+double tokens_that_hide_weights(double flops, double bytes_per_s, int64_t element);
+
 /// "gpt 3.2 M parameters · bpe 2048 · context 256 · fp32 (bf16 probed: ...) · 19 MFLOP/token · needs 0.4 GB of 23 GB ·
 /// text sha256 5c1e..."
 std::string summary_line(const ResolvedRun& run);

@@ -99,7 +99,8 @@ void RunOutput::write_experts(const nlohmann::ordered_json& statistics) {
     named.emplace_back("experts/dropped " + name, layer["dropped"].get<double>());
     named.emplace_back("experts/entropy " + name, layer["entropy"].get<double>());
     for (const char* chosen : {"r", "overlap"})
-      if (layer.contains(chosen)) named.emplace_back(fmt::format("experts/{} {}", chosen, name), layer[chosen].get<double>());
+      if (layer.contains(chosen))
+        named.emplace_back(fmt::format("experts/{} {}", chosen, name), layer[chosen].get<double>());
   }
   if (statistics.contains("all_to_all")) {
     for (const auto& [what, value] : statistics["all_to_all"].items())

@@ -1,6 +1,7 @@
 #include "dovetail/train/trainer.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -16,6 +17,7 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/models/gpt.h"
+#include "dovetail/mx/feed_forward.h"
 #include "dovetail/train/collective.h"
 #include "dovetail/train/load_model.h"
 #include "dovetail/train/report.h"
@@ -73,6 +75,7 @@ nlohmann::ordered_json machine_record(const ResolvedRun& run, const RunState& st
        {{"recipe", run.precision.recipe}, {"compute", run.precision.name}, {"reason", run.precision.reason}}},
       {"parameters", run.size.parameters},
       {"flops_per_token", run.size.flops_per_token},
+      {"tokens_of_an_expert", tokens_of_an_expert(run.config, run.micro_batch)},
       {"peak_flops", run.precision.peak_flops * ranks},
       {"memory",
        {{"estimate_bytes", run.memory.total()}, {"available_bytes", run.available_bytes}, {"peak_bytes", peak_bytes}}},
@@ -88,8 +91,27 @@ nlohmann::ordered_json machine_record(const ResolvedRun& run, const RunState& st
       {"finished", finished}};
 }
 
+/// Warns where the products of experts, whose weights come from memory, have too few rows for them.
+void say_how_full_experts_are(const ResolvedRun& run) {
+  const ModelConfig& model = run.config.model;
+  const double tokens = tokens_of_an_expert(run.config, run.micro_batch);
+  if (tokens == 0 || run.precision.peak_flops == 0 || !run.device.is_cpu()) return;
+  const int64_t element = run.precision.compute == at::kBFloat16 ? 2 : 4;
+  const int64_t bytes = model.moe.experts / run.config.parallel.expert * model.width * model.moe.ffn_width *
+                        (up_width(model.activation, 1) + 1) * element;
+  if (bytes <= sysconf(_SC_LEVEL3_CACHE_SIZE)) return;
+  const double least = tokens_that_hide_weights(run.precision.peak_flops, measure_copy_bandwidth(), element);
+  if (tokens >= least) return;
+  log_warning(
+      "experts get {:.0f} tokens each at a time if the load is even; below about {:.0f} their products wait for "
+      "weights "
+      "from memory on this machine: raise train.micro_batch, or have fewer or narrower experts",
+      tokens, least);
+}
+
 void say_what_is_trained(const ResolvedRun& run) {
   log_info("{}", summary_line(run));
+  say_how_full_experts_are(run);
   const double needed = static_cast<double>(run.memory.total()) * run.local_ranks;
   if (needed > static_cast<double>(run.available_bytes)) {
     log_warning(

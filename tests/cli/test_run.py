@@ -112,6 +112,15 @@ def test_fresh_starts_over_but_not_after_a_restart_of_torchrun(workspace):
         assert json.loads((workspace / "other" / "machine.json").read_text())["resumed_from"] == resumed
 
 
+def test_experts_that_wait_for_their_weights_are_told_of(workspace):
+    # 2 tokens each where ten and more are needed: 128 experts of 1.5 M weights do not fit into a cache.
+    words = ["train", "run.toml", "--set", "run.folder=thin", "--dry-run", "--set", "precision.recipe=fp32"]
+    words += ["--set", "model.width=512", "--set", "model.moe.experts=128", "--set", "model.moe.ffn_width=1024"]
+    words += ["--set", "model.context=128", "--set", "train.micro_batch=1"]
+    assert "warning: experts get 2 tokens each at a time" in dovetail(*words, folder=workspace).stderr
+    assert "experts get" not in dovetail(*words, "--set", "model.moe.ffn_width=8", folder=workspace).stderr
+
+
 def test_dry_run_makes_nothing(workspace):
     result = dovetail("train", "run.toml", "--set", "run.folder=dry", "--dry-run", folder=workspace)
     assert "parameters" in result.stderr

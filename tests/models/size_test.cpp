@@ -8,6 +8,7 @@
 
 #include "allocation_meter.h"
 #include "small_models.h"
+#include "tests/comm/ranks.h"
 
 namespace dovetail {
 namespace {
@@ -115,6 +116,31 @@ TEST(MemoryEstimate, CountsWeightsAndOptimizerExactly) {
       EXPECT_EQ(estimate.optimizer, 8 * parameters + masters) << variant.name;
     }
   }
+}
+
+TEST(MemoryEstimate, KnowsWhatSpreadExpertsKeepAndWhatIsElsewhere) {
+  ModelConfig mixture = testing::llama_variant();
+  mixture.moe.experts = 8;
+  mixture.moe.router = "balanced";
+  mixture.moe.ffn_width = 96;
+  const auto config = scaled(mixture, 96, 512);
+  const MemoryEstimateOptions options{.micro_batch = 8, .expert_ranks = 2};
+  const auto estimate = memory_estimate(config, options), whole = memory_estimate(config, {.micro_batch = 8});
+  const int64_t elsewhere = config.layers * 4 * 3 * 96 * 96;
+  EXPECT_EQ(estimate.weights, whole.weights - 4 * elsewhere);
+  EXPECT_EQ(estimate.optimizer, whole.optimizer - 8 * elsewhere);
+  expect_all_succeed(2, [&](const std::shared_ptr<Group>& group) {
+    auto ranks = std::make_shared<moe::ExpertRanks>();
+    ranks->placement = moe::make_placement(8, 2, 1, 96, false);
+    ranks->group = group;
+    const auto model = std::make_shared<GPT>(config, c10::kCPU, ranks);
+    initialize(*model, 1);
+    const auto tokens = testing::random_tokens(8, config.context + 1, config.vocab_size);
+    const testing::AllocationMeter meter;
+    model->loss(tokens).trained().backward();
+    const auto expected = estimate.activations + estimate.gradients + estimate.workspace;
+    EXPECT_NEAR(static_cast<double>(meter.peak()) / static_cast<double>(expected), 1, 0.2);
+  });
 }
 
 TEST(MemoryEstimate, EachOptionMovesItTheRightWay) {

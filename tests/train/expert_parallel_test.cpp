@@ -6,10 +6,15 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <nlohmann/json.hpp>
+#include <sstream>
+
 #include "dovetail/base/error.h"
+#include "dovetail/base/file.h"
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/train/load_model.h"
 #include "dovetail/train/optimizer.h"
+#include "dovetail/train/resolve.h"
 #include "dovetail/train/resume.h"
 #include "tests/comm/ranks.h"
 #include "tests/train/tiny_run.h"
@@ -200,6 +205,55 @@ TEST(ExpertParallel, RefusesCheckpointsOfOtherExperts) {
   for (const auto& error : error_of(tensors)) EXPECT_THAT(error, HasSubstr("experts.6"));
 }
 
+/// The plan of the first layer in the last record of a run that leaves it to auto, where a byte takes a second.
+nlohmann::json chosen(const test::TinyRun& run, const std::string& name, int64_t ffn_width, const char* recipe) {
+  RunConfig config = mixture(run, name);
+  config.precision.recipe = recipe;
+  config.model.moe.ffn_width = ffn_width;
+  config.model.moe.bias_update_rate = 0;
+  config.log.experts_every = 6;
+  const auto costs = run.file(name + "-costs", "costs.json");
+  std::filesystem::create_directories(costs.parent_path());
+  write_file_atomically(costs, R"({"ranks_per_node": 2, "inside": {"latency_s": 1e-6, "bytes_per_s": 1},
+                                   "copy_bytes_per_s": 1e9, "call_s": 1e-6, "flops": 1e12, "source": "a test"})");
+  constexpr int64_t kAuto = ParallelSection::kAuto;
+  train_on({2,
+            {.expert = 2,
+             .r = kAuto,
+             .overlap = kAuto,
+             .all_to_all = "auto",
+             .shadow = kAuto,
+             .costs = costs.string(),
+             .choose_every = 5}},
+           config);
+  nlohmann::json last;
+  std::istringstream lines(run.read(name, "experts.jsonl"));
+  for (std::string line; std::getline(lines, line);) last = nlohmann::json::parse(line);
+  return last["layers"][0];
+}
+
+TEST(ExpertParallel, AutoGoesByTheCostsAndKeepsQuantizedExpertsWhereTheyAre) {
+  const test::TinyRun run;
+  // 48 tokens a rank are 96 rows of 32 elements each way; an expert is 3 x 32 x ffn_width.
+  EXPECT_EQ(chosen(run, "wide", 512, "fp32")["r"], 1);
+  EXPECT_EQ(chosen(run, "narrow", 2, "fp32")["r"], 0);
+  const nlohmann::json quantized = chosen(run, "quantized", 2, "mxfp8");
+  EXPECT_EQ(quantized["r"], 1);
+  EXPECT_TRUE(quantized["shadowed"].empty());
+}
+
+TEST(ExpertParallel, KnowsHowManyTokensAProductHas) {
+  RunConfig config;
+  config.model.context = 64;
+  EXPECT_EQ(tokens_of_an_expert(config, 3), 0);
+  config.model.moe.experts = 16;
+  EXPECT_EQ(tokens_of_an_expert(config, 4), 4 * 64 * 2 / 16);
+  config.parallel = {.expert = 4, .overlap = 2};
+  EXPECT_EQ(tokens_of_an_expert(config, 4), 4 * (4 * 64 * 2 / 16) / 2);
+  // 40 FLOPs for each byte: 80 for each BF16 weight, which are 40 tokens.
+  EXPECT_EQ(tokens_that_hide_weights(4e11, 1e10, 2), 40);
+}
+
 TEST(ExpertParallel, RefusesWhatDoesNotFitTheJob) {
   const test::TinyRun run;
   const auto error_of = [&](int ranks, const RunConfig& config) {
@@ -219,8 +273,8 @@ TEST(ExpertParallel, RefusesWhatDoesNotFitTheJob) {
   config.parallel.shadow = 0;
   config.precision.recipe = "fp8_tensor_delayed";
   EXPECT_THAT(error_of(2, config), HasSubstr("delayed scaling"));
-  config.model.moe.experts = 0;
-  EXPECT_THAT(error_of(2, config), HasSubstr("model.moe.experts = 0"));
+  config.model.moe = {};
+  EXPECT_THAT(error_of(2, config), HasSubstr("parallel.expert = 2 spreads experts over ranks, but the model has none"));
 }
 
 }  // namespace
