@@ -23,7 +23,7 @@ class ImportCommand : public Command {
   std::string example() const override { return "dovetail import downloads/SmolLM-135M --out runs/smol"; }
 
   void declare(Arguments& arguments) override {
-    arguments.positional("folder", &folder_, "Folder with config.json and model.safetensors (Llama or GPT-2)")
+    arguments.positional("folder", &folder_, "Folder with config.json and model.safetensors (Llama, Mixtral or GPT-2)")
         .is_required()
         .completes(Completion::kFolder);
     arguments.option("--out", "RUN", &out_, "Run folder to make").is_required().completes(Completion::kFolder);

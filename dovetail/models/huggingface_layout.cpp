@@ -17,14 +17,35 @@ using Json = nlohmann::json;
 
 /// The first key of `config` that the architecture cannot express with what it would have to be; empty when there is
 /// none.
-std::string llama_obstacle(const ModelConfig& c) {
+std::string llama_like_obstacle(const ModelConfig& c) {
   if (c.norm != "rmsnorm") return "model.norm = \"" + c.norm + "\" (it has rmsnorm)";
   if (c.activation != "swiglu") return "model.activation = \"" + c.activation + "\" (it has swiglu)";
   if (c.positions != "rotary") return "model.positions = \"" + c.positions + "\" (it has rotary)";
   if (c.rotary_fraction != 1) return fmt::format("model.rotary_fraction = {} (it has 1)", c.rotary_fraction);
   if (c.bias) return "model.bias = true (it has false)";
-  if (c.moe.experts > 0) return fmt::format("model.moe.experts = {} (it has none)", c.moe.experts);
   return {};
+}
+
+std::string llama_obstacle(const ModelConfig& c) {
+  if (c.moe.experts > 0) return fmt::format("model.moe.experts = {} (it has none)", c.moe.experts);
+  return llama_like_obstacle(c);
+}
+
+std::string mixtral_obstacle(const ModelConfig& c) {
+  const moe::Config& m = c.moe;
+  if (m.experts == 0) return "model.moe.experts = 0 (it has some)";
+  if (m.router != "top_k") return "model.moe.router = \"" + m.router + "\" (it has top_k)";
+  if (m.score != "softmax") return "model.moe.score = \"" + m.score + "\" (it has softmax)";
+  if (m.normalize != "before" || m.k == 1)
+    return fmt::format("model.moe.normalize = \"{}\" with k = {} (its weights add to 1)", m.normalize, m.k);
+  if (m.scale != 1) return fmt::format("model.moe.scale = {} (it has 1)", m.scale);
+  if (m.num_groups != 1) return fmt::format("model.moe.num_groups = {} (it has 1)", m.num_groups);
+  if (m.drop != "none") return "model.moe.drop = \"" + m.drop + "\" (it has none)";
+  if (m.shared_experts > 0) return fmt::format("model.moe.shared_experts = {} (it has none)", m.shared_experts);
+  if (m.every != 1) return fmt::format("model.moe.every = {} (it has 1)", m.every);
+  if (m.bias_update_rate > 0) return fmt::format("model.moe.bias_update_rate = {} (it has none)", m.bias_update_rate);
+  if (m.second_expert != "always") return "model.moe.second_expert = \"" + m.second_expert + "\" (it has always)";
+  return llama_like_obstacle(c);
 }
 
 std::string gpt2_obstacle(const ModelConfig& c) {
@@ -39,6 +60,7 @@ std::string gpt2_obstacle(const ModelConfig& c) {
   return {};
 }
 
+/// Llama's, or with experts Mixtral's, which has those in place of the feed-forward.
 std::vector<TensorLayout> llama_tensors(const ModelConfig& c) {
   std::vector<TensorLayout> tensors = {{"embed.weight", {{"model.embed_tokens.weight", c.vocab_size}}}};
   for (int64_t i = 0; i < c.layers; ++i) {
@@ -50,9 +72,22 @@ std::vector<TensorLayout> llama_tensors(const ModelConfig& c) {
                         {theirs + "self_attn.v_proj.weight", c.kv_heads * c.head_dim}}});
     tensors.push_back({ours + "attention.out.weight", {{theirs + "self_attn.o_proj.weight", c.width}}});
     tensors.push_back({ours + "ffn_norm.weight", {{theirs + "post_attention_layernorm.weight", c.width}}});
-    tensors.push_back({ours + "ffn.up.weight",
-                       {{theirs + "mlp.gate_proj.weight", c.ffn_width}, {theirs + "mlp.up_proj.weight", c.ffn_width}}});
-    tensors.push_back({ours + "ffn.down.weight", {{theirs + "mlp.down_proj.weight", c.width}}});
+    if (c.moe.experts == 0) {
+      tensors.push_back(
+          {ours + "ffn.up.weight",
+           {{theirs + "mlp.gate_proj.weight", c.ffn_width}, {theirs + "mlp.up_proj.weight", c.ffn_width}}});
+      tensors.push_back({ours + "ffn.down.weight", {{theirs + "mlp.down_proj.weight", c.width}}});
+      continue;
+    }
+    tensors.push_back({ours + "moe.router.weight", {{theirs + "block_sparse_moe.gate.weight", c.moe.experts}}});
+    for (int64_t e = 0; e < c.moe.experts; ++e) {
+      const auto our_expert = fmt::format("{}moe.experts.{}.", ours, e),
+                 their_expert = fmt::format("{}block_sparse_moe.experts.{}.", theirs, e);
+      tensors.push_back(
+          {our_expert + "up.weight",
+           {{their_expert + "w1.weight", c.moe.ffn_width}, {their_expert + "w3.weight", c.moe.ffn_width}}});
+      tensors.push_back({our_expert + "down.weight", {{their_expert + "w2.weight", c.width}}});
+    }
   }
   tensors.push_back({"norm.weight", {{"model.norm.weight", c.width}}});
   if (!c.tied) tensors.push_back({"head.weight", {{"lm_head.weight", c.vocab_size}}});
@@ -125,9 +160,17 @@ class ConfigReader {
   std::string prefix_;
 };
 
+/// transformers' load loss is k where the load is even, and a mean over layers; ours is 1, and added over layers.
+double load_loss_of(double router_aux_loss_coef, const ModelConfig& c) {
+  return router_aux_loss_coef * static_cast<double>(c.moe.k) / static_cast<double>(c.layers);
+}
+double router_aux_loss_coef_of(const ModelConfig& c) {
+  return c.moe.load_loss * static_cast<double>(c.layers) / static_cast<double>(c.moe.k);
+}
+
 /// transformers 5 has rope_parameters; before it were rope_theta and rope_scaling.
-double read_rope_theta(const ConfigReader& reader) {
-  double theta = reader.get<double>("rope_theta", 10000.0);
+double read_rope_theta(const ConfigReader& reader, double absent = 10000.0) {
+  double theta = reader.get<double>("rope_theta", absent);
   for (const auto* key : {"rope_scaling", "rope_parameters"}) {
     if (!reader.has(key)) continue;
     const auto rope = reader.section(key);
@@ -159,6 +202,18 @@ ModelConfig read_llama(const ConfigReader& reader) {
   return c;
 }
 
+ModelConfig read_mixtral(const ConfigReader& reader) {
+  ModelConfig c = read_llama(reader);
+  user_check(!reader.has("sliding_window"), "sliding_window is not supported, only null");
+  reader.require<double>("router_jitter_noise", 0.0);
+  c.rotary_theta = read_rope_theta(reader, 1e6);
+  c.moe.experts = reader.get<int64_t>("num_local_experts");
+  c.moe.k = reader.get<int64_t>("num_experts_per_tok");
+  user_check(c.moe.k > 1, "num_experts_per_tok = 1 is not supported: its weight would be 1 whatever the router says");
+  c.moe.load_loss = load_loss_of(reader.get<double>("router_aux_loss_coef", 0.0), c);
+  return c;
+}
+
 ModelConfig read_gpt2(const ConfigReader& reader) {
   reader.require<std::string>("activation_function", "gelu_new");
   reader.require<bool>("scale_attn_weights", true);
@@ -184,16 +239,19 @@ ModelConfig read_gpt2(const ConfigReader& reader) {
 }  // namespace
 
 HuggingfaceArchitecture huggingface_architecture(const ModelConfig& config) {
-  const auto llama = llama_obstacle(config), gpt2 = gpt2_obstacle(config);
+  const auto llama = llama_obstacle(config), mixtral = mixtral_obstacle(config), gpt2 = gpt2_obstacle(config);
   if (llama.empty()) return HuggingfaceArchitecture::kLlama;
+  if (mixtral.empty()) return HuggingfaceArchitecture::kMixtral;
   if (gpt2.empty()) return HuggingfaceArchitecture::kGpt2;
   throw UserError(
-      fmt::format("Hugging Face's architectures cannot express this model: llama not {}, gpt2 not {}", llama, gpt2),
+      fmt::format("Hugging Face's architectures cannot express this model: llama not {}, mixtral not {}, gpt2 "
+                  "not {}",
+                  llama, mixtral, gpt2),
       "use the checkpoint itself, or train with the sizes of a llama or gpt2 preset");
 }
 
 std::vector<TensorLayout> huggingface_tensors(HuggingfaceArchitecture architecture, const ModelConfig& config) {
-  return architecture == HuggingfaceArchitecture::kLlama ? llama_tensors(config) : gpt2_tensors(config);
+  return architecture == HuggingfaceArchitecture::kGpt2 ? gpt2_tensors(config) : llama_tensors(config);
 }
 
 Json to_huggingface_config(HuggingfaceArchitecture architecture, const ModelConfig& c) {
@@ -216,25 +274,34 @@ Json to_huggingface_config(HuggingfaceArchitecture architecture, const ModelConf
             {"resid_pdrop", 0.0},
             {"torch_dtype", "float32"}};
   }
-  return {{"architectures", {"LlamaForCausalLM"}},
-          {"model_type", "llama"},
-          {"hidden_act", "silu"},
-          {"num_hidden_layers", c.layers},
-          {"hidden_size", c.width},
-          {"num_attention_heads", c.heads},
-          {"num_key_value_heads", c.kv_heads},
-          {"head_dim", c.head_dim},
-          {"intermediate_size", c.ffn_width},
-          {"max_position_embeddings", c.context},
-          {"vocab_size", c.vocab_size},
-          {"rms_norm_eps", c.norm_eps},
-          {"rope_theta", c.rotary_theta},
-          {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", c.rotary_theta}}},
-          {"attention_bias", false},
-          {"mlp_bias", false},
-          {"tie_word_embeddings", c.tied},
-          {"initializer_range", c.init_std},
-          {"torch_dtype", "float32"}};
+  const bool mixtral = architecture == HuggingfaceArchitecture::kMixtral;
+  Json json = {{"architectures", {mixtral ? "MixtralForCausalLM" : "LlamaForCausalLM"}},
+               {"model_type", mixtral ? "mixtral" : "llama"},
+               {"hidden_act", "silu"},
+               {"num_hidden_layers", c.layers},
+               {"hidden_size", c.width},
+               {"num_attention_heads", c.heads},
+               {"num_key_value_heads", c.kv_heads},
+               {"head_dim", c.head_dim},
+               {"intermediate_size", mixtral ? c.moe.ffn_width : c.ffn_width},
+               {"max_position_embeddings", c.context},
+               {"vocab_size", c.vocab_size},
+               {"rms_norm_eps", c.norm_eps},
+               {"rope_theta", c.rotary_theta},
+               {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", c.rotary_theta}}},
+               {"tie_word_embeddings", c.tied},
+               {"initializer_range", c.init_std},
+               {"torch_dtype", "float32"}};
+  if (mixtral) {
+    json.update({{"num_local_experts", c.moe.experts},
+                 {"num_experts_per_tok", c.moe.k},
+                 {"router_aux_loss_coef", router_aux_loss_coef_of(c)},
+                 {"router_jitter_noise", 0.0},
+                 {"sliding_window", nullptr}});
+  } else {
+    json.update({{"attention_bias", false}, {"mlp_bias", false}});
+  }
+  return json;
 }
 
 HuggingfaceModel from_huggingface_config(const Json& json, const std::string& name) {
@@ -242,8 +309,10 @@ HuggingfaceModel from_huggingface_config(const Json& json, const std::string& na
     const ConfigReader reader(json);
     const auto type = reader.get<std::string>("model_type");
     if (type == "llama") return {HuggingfaceArchitecture::kLlama, resolve_model_config(read_llama(reader), 0)};
+    if (type == "mixtral") return {HuggingfaceArchitecture::kMixtral, resolve_model_config(read_mixtral(reader), 0)};
     if (type == "gpt2") return {HuggingfaceArchitecture::kGpt2, resolve_model_config(read_gpt2(reader), 0)};
-    throw UserError(fmt::format("model_type = \"{}\" is not supported, only \"llama\" and \"gpt2\"", type));
+    throw UserError(
+        fmt::format("model_type = \"{}\" is not supported, only \"llama\", \"mixtral\" and \"gpt2\"", type));
   } catch (const UserError& error) {
     throw UserError(error.what(), error.help(), name);
   }

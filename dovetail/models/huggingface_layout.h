@@ -11,7 +11,7 @@
 /// How our models and those of `transformers` correspond; both directions read the same tables.
 namespace dovetail {
 
-enum class HuggingfaceArchitecture { kLlama, kGpt2 };
+enum class HuggingfaceArchitecture { kLlama, kMixtral, kGpt2 };
 
 /// One of our parameters as Hugging Face tensors: its rows in order, `rows` of each; `transposed` where theirs is (in,
 /// out).
@@ -28,7 +28,7 @@ struct TensorLayout {
 /// Every parameter of a model of this (resolved) config.
 std::vector<TensorLayout> huggingface_tensors(HuggingfaceArchitecture architecture, const ModelConfig& config);
 
-/// The architecture that can express `config`. Throws UserError naming the first key that neither can.
+/// The architecture that can express `config`. Throws UserError naming the first key that none can.
 HuggingfaceArchitecture huggingface_architecture(const ModelConfig& config);
 
 /// config.json without what belongs to the tokenizer.

@@ -227,17 +227,19 @@ ExpertWeights gather_experts(const ExpertWeights& own, const std::vector<int64_t
   const at::Tensor buffer = copies.empty() ? mine.narrow(0, 0, 0) : at::cat(copies);
   const at::Tensor received = all_to_all_v(buffer, Exchange(ranks.group, splits));
 
+  // One split, whose backward is one concatenation, and not a view for each parameter.
+  std::vector<int64_t> sizes;
+  for (int64_t left = received.numel(); left > 0; left -= elements)
+    for (const at::Tensor& like : shapes) sizes.push_back(like.numel());
+  const auto pieces = received.split_with_sizes(sizes);
+  auto piece = pieces.begin();
   std::vector<std::vector<Parameters>> slices(experts.size());
-  int64_t at = 0;
   for (int rank = 0; rank < placement.ranks; ++rank) {
     if (!wants(me, rank)) continue;
     for (const int64_t e : of_holder(placement.holder(rank))) {
       const auto place = static_cast<size_t>(std::ranges::lower_bound(experts, e) - experts.begin());
       Parameters& slice = slices[place].emplace_back();
-      for (const at::Tensor& like : shapes) {
-        slice.push_back(received.narrow(0, at, like.numel()).view(like.sizes()));
-        at += like.numel();
-      }
+      for (const at::Tensor& like : shapes) slice.push_back((piece++)->view(like.sizes()));
     }
   }
   ExpertWeights out{.activation = own.activation};

@@ -46,8 +46,8 @@ struct LocalExperts {
 /// the same plan; T may differ and be 0. x (T, C); weight (T, k); expert and slot (T, k) int32 with global ids.
 ///
 /// Rows that arrive are not sorted: the experts' products read them where they lie. One exchange of sizes and host
-/// synchronisation for all chunks; with r = 0 none. Sums as of one rank but for the order of an expert's slices: a
-/// token's experts in their order. Same bits for the same ranks and plan.
+/// synchronisation for all chunks (hierarchical: two more of each chunk); with r = 0 none. Sums as of one rank but for
+/// the order of an expert's slices: a token's experts in their order. Same bits for the same ranks and plan.
 at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& expert,
                                  const at::Tensor& slot, const LocalExperts& local, const ExpertRanks& ranks,
                                  const Plan& plan);

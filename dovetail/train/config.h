@@ -108,6 +108,7 @@ struct ParallelSection {
   static constexpr int64_t kAuto = -1;
   bool chooses() const { return r == kAuto || overlap == kAuto || shadow == kAuto || all_to_all == "auto"; }
   void describe(Section& s);
+  bool operator==(const ParallelSection&) const = default;
 };
 
 struct RunConfig {

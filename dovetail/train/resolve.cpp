@@ -129,6 +129,23 @@ DataSummary resolve_data(RunConfig& config, Group& group, const TrainOptions& op
   return summarize_stores(data);
 }
 
+/// Throws UserError for a key of [parallel] that would do nothing beside the others.
+void check_used(const ParallelSection& parallel) {
+  const ParallelSection none;
+  user_check(
+      parallel.expert > 1 || parallel == none,
+      "[parallel] says how experts and tokens meet, but parallel.expert = 1 spreads no experts; set it to the ranks "
+      "that experts are spread over, or leave the section out");
+  user_check(parallel.ranks_per_node == 0 || parallel.all_to_all != "linear" || parallel.chooses(),
+             "parallel.ranks_per_node = {} does nothing with all_to_all = \"linear\"; leave it out",
+             parallel.ranks_per_node);
+  user_check(parallel.costs.empty() || parallel.chooses(),
+             "parallel.costs = \"{}\" is what \"auto\" goes by, but nothing in [parallel] is auto; leave it out",
+             parallel.costs);
+  user_check(parallel.choose_every == none.choose_every || parallel.chooses() || parallel.shadow > 0,
+             "parallel.choose_every does nothing without shadow or \"auto\"; leave it out");
+}
+
 }  // namespace
 
 ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOptions& options) {
@@ -148,15 +165,9 @@ ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOption
   at::set_num_threads(run.threads);
 
   ParallelSection& parallel = run.config.parallel;
-  if (parallel.ranks_per_node == 0) parallel.ranks_per_node = std::min<int64_t>(run.local_ranks, parallel.expert);
-  if (config.parallel.expert == 1) {
-    const ParallelSection none{.costs = config.parallel.costs};
-    user_check(parallel.r == none.r && parallel.overlap == none.overlap && parallel.shadow == 0 &&
-                   parallel.expert_tensor == 0 && parallel.all_to_all == none.all_to_all &&
-                   parallel.dispatch == none.dispatch && parallel.combine == none.combine,
-               "[parallel] says how experts and tokens meet, but parallel.expert = 1 spreads no experts; set it to the "
-               "ranks that experts are spread over, or leave the section out");
-  }
+  check_used(parallel);
+  if (parallel.ranks_per_node == 0 && (parallel.all_to_all != "linear" || parallel.chooses()))
+    parallel.ranks_per_node = std::min<int64_t>(run.local_ranks, parallel.expert);
   user_check(config.train.batch >= group.size(), "train.batch = {} leaves some of the {} ranks without a sample",
              config.train.batch, group.size());
   const int64_t share = largest_share(config, group);

@@ -13,7 +13,16 @@ import sys
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 
 TEXT = "The quick brown fox, 42 times:\n\tdéjà vu — naïve “café” 😀 don't\n"
 
@@ -34,6 +43,23 @@ def llama(**changes):
     return LlamaForCausalLM(LlamaConfig(**(sizes | changes)))
 
 
+def mixtral(**changes):
+    sizes = dict(
+        num_hidden_layers=2,
+        hidden_size=48,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        intermediate_size=40,
+        max_position_embeddings=24,
+        vocab_size=70,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        initializer_range=0.2,
+        use_cache=False,
+    )
+    return MixtralForCausalLM(MixtralConfig(**(sizes | changes)))
+
+
 def gpt2(**changes):
     sizes = dict(n_layer=2, n_embd=40, n_head=4, n_positions=24, vocab_size=70, initializer_range=0.2, use_cache=False)
     return GPT2LMHeadModel(GPT2Config(**(sizes | changes)))
@@ -47,6 +73,8 @@ def make(folder):
         "llama_tied": (llama(tie_word_embeddings=True, rms_norm_eps=1e-3), {}),
         "llama_head_dim": (llama(num_key_value_heads=6, head_dim=10), {}),
         "llama_sharded": (llama(), {"max_shard_size": "20KB"}),
+        "mixtral": (mixtral(), {}),
+        "mixtral_top3": (mixtral(num_experts_per_tok=3, tie_word_embeddings=True), {"max_shard_size": "20KB"}),
         "gpt2": (gpt2(), {}),
         "gpt2_inner": (gpt2(n_inner=44, layer_norm_epsilon=1e-3), {}),
         "gpt2_bare": (gpt2(), {}),

@@ -19,8 +19,8 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 using ::testing::HasSubstr;
 
-const std::vector<std::string> kModels = {"llama_untied", "llama_tied", "llama_head_dim", "llama_sharded",
-                                          "gpt2",         "gpt2_inner", "gpt2_bare"};
+const std::vector<std::string> kModels = {"llama_untied", "llama_tied", "llama_head_dim", "llama_sharded", "mixtral",
+                                          "mixtral_top3", "gpt2",       "gpt2_inner",     "gpt2_bare"};
 
 void expect_close(const at::Tensor& ours, const at::Tensor& theirs, const std::string& name) {
   ASSERT_EQ(ours.sizes(), theirs.sizes()) << name;
@@ -83,7 +83,13 @@ TEST_F(Huggingface, ExportedModelsHaveTheirLogitsInTransformers) {
   llama.tied = true;
   llama.rotary_theta = 700;
   export_model(*testing::make_model(llama), "ours_llama_tied_bpe", bpe);
+  auto mixtral = testing::llama_variant();
+  mixtral.vocab_size = 320;
+  mixtral.moe.experts = 6;
+  mixtral.moe.ffn_width = 44;
+  export_model(*testing::make_model(mixtral), "ours_mixtral", "");
   // There and back again.
+  export_model(*import_huggingface(made("mixtral")), "again_mixtral", "");
   export_model(*import_huggingface(made("llama_head_dim")), "again_llama", "");
   export_model(*import_huggingface(made("gpt2_inner")), "again_gpt2", "");
   EXPECT_EQ(testing::run_oracle("huggingface_oracle.py", "check '" + out.path().string() + "'"), 0);
@@ -91,7 +97,10 @@ TEST_F(Huggingface, ExportedModelsHaveTheirLogitsInTransformers) {
 
 TEST_F(Huggingface, TheRoundTripKeepsEveryBit) {
   const test::TemporaryFolder out;
-  for (const auto& config : {testing::llama_variant(), testing::gpt2_variant()}) {
+  auto mixtral = testing::llama_variant();
+  mixtral.moe.experts = 4;
+  mixtral.moe.load_loss = 0.02;
+  for (const auto& config : {testing::llama_variant(), mixtral, testing::gpt2_variant()}) {
     const auto model = testing::make_model(config);
     export_huggingface(*model, "bytes", "", out.path());
     const auto again = import_huggingface(out.path());
@@ -101,6 +110,7 @@ TEST_F(Huggingface, TheRoundTripKeepsEveryBit) {
     EXPECT_EQ(again->config().ffn_width, model->config().ffn_width);
     EXPECT_EQ(again->config().context, model->config().context);
     EXPECT_EQ(again->config().norm_eps, model->config().norm_eps);
+    EXPECT_EQ(again->config().moe, model->config().moe);
   }
 }
 
@@ -146,6 +156,11 @@ TEST_F(Huggingface, ImportNamesWhatIsNotSupported) {
        [](Json& c) { c["rope_parameters"]["rope_type"] = "llama3"; }},
       {"llama_untied", "rope_scaling.type = \"linear\"", [](Json& c) { c["rope_scaling"] = {{"type", "linear"}}; }},
       {"llama_untied", "self_attn.k_proj", [](Json& c) { c["num_key_value_heads"] = 3; }},
+      {"mixtral", "sliding_window is not supported", [](Json& c) { c["sliding_window"] = 4096; }},
+      {"mixtral", "router_jitter_noise = 0.1", [](Json& c) { c["router_jitter_noise"] = 0.1; }},
+      {"mixtral", "num_experts_per_tok = 1", [](Json& c) { c["num_experts_per_tok"] = 1; }},
+      {"mixtral", "block_sparse_moe.gate.weight is [5, 48], but config.json asks for [6, 48]",
+       [](Json& c) { c["num_local_experts"] = 6; }},
       {"llama_tied", "lm_head.weight is missing", [](Json& c) { c["tie_word_embeddings"] = false; }},
   };
   const test::TemporaryFolder scratch;
@@ -183,6 +198,13 @@ TEST(HuggingfaceExport, NamesTheKeyThatNeitherArchitectureHas) {
   EXPECT_THAT(message([](auto& c) { c.rotary_fraction = 0.5; }, testing::llama_variant()),
               HasSubstr("model.rotary_fraction = 0.5"));
   EXPECT_THAT(message([](auto& c) { c.bias = true; }, testing::llama_variant()), HasSubstr("model.bias = true"));
+  const auto mixture = [](ModelConfig& c) { c.moe.experts = 4; };
+  EXPECT_THAT(message([&](auto& c) { mixture(c), c.moe.scale = 2; }, testing::llama_variant()),
+              HasSubstr("mixtral not model.moe.scale = 2"));
+  EXPECT_THAT(message([&](auto& c) { mixture(c), c.moe.shared_experts = 1; }, testing::llama_variant()),
+              HasSubstr("mixtral not model.moe.shared_experts = 1"));
+  EXPECT_THAT(message([&](auto& c) { mixture(c), c.moe.score = "sigmoid"; }, testing::llama_variant()),
+              HasSubstr("mixtral not model.moe.score"));
   EXPECT_THAT(message([](auto& c) { c.tied = false; }, testing::gpt2_variant()), HasSubstr("model.tied = false"));
   EXPECT_THAT(message([](auto& c) { c.kv_heads = 2; }, testing::gpt2_variant()), HasSubstr("model.kv_heads = 2"));
   EXPECT_FALSE(fs::exists(out.path() / "x"));

@@ -260,7 +260,15 @@ TEST(ExpertParallel, RefusesWhatDoesNotFitTheJob) {
     return run_ranks(ranks, [&](std::shared_ptr<Group> group) { train(config, std::move(group), {.quiet = true}); })[0];
   };
   RunConfig config = mixture(run, "refused");
-  config.parallel.expert = 2;
+  config.parallel.overlap = 2;
+  EXPECT_THAT(error_of(2, config), HasSubstr("parallel.expert = 1 spreads no experts"));
+  config.parallel = {.expert = 2, .ranks_per_node = 2};
+  EXPECT_THAT(error_of(2, config), HasSubstr("parallel.ranks_per_node = 2 does nothing"));
+  config.parallel = {.expert = 2, .costs = "costs.json"};
+  EXPECT_THAT(error_of(2, config), HasSubstr("nothing in [parallel] is auto"));
+  config.parallel = {.expert = 2, .choose_every = 7};
+  EXPECT_THAT(error_of(2, config), HasSubstr("parallel.choose_every does nothing"));
+  config.parallel = {.expert = 2};
   EXPECT_THAT(error_of(3, config), HasSubstr("parallel.expert = 2 does not divide the 3 ranks"));
   config.parallel.r = 3;
   EXPECT_THAT(error_of(2, config), HasSubstr("parallel.r = 3"));
