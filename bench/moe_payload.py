@@ -13,13 +13,11 @@ hold. Runs that are there already are kept.
 
 import argparse
 import json
-import os
 import pathlib
-import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-DOVETAIL = ROOT / "build/release/bin/dovetail"
+from runs import ROOT, final_loss, read_lines, read_machine, train_once, write_file_list
+
 CONFIG = ROOT / "configs/moe_tiny.toml"
 EXPERTS, LAYERS = 8, 4
 ARMS = {"bf16": "unchanged", "mxfp8": "mxfp8"}
@@ -27,25 +25,14 @@ ARMS = {"bf16": "unchanged", "mxfp8": "mxfp8"}
 
 def train(options, arm: str, seed: int) -> dict:
     folder = options.out / f"{arm}-{seed}"
-    machine = folder / "machine.json"
-    if not machine.exists() or not json.loads(machine.read_text())["finished"]:
-        settings = [f"run.seed={seed}", f"run.folder={folder}", f"train.steps={options.steps}"]
-        settings += ["run.threads=1", "precision.recipe=bf16", "optimizer.lr=1e-3", "log.experts_every=50"]
-        settings += ["eval.every_steps=0", f"parallel.expert={options.ranks}", f"parallel.dispatch={ARMS[arm]}"]
-        command = [str(DOVETAIL), "launch", "-n", str(options.ranks), "train", str(CONFIG)]
-        for setting in [*settings, *options.set]:
-            command += ["--set", setting]
-        print(f"{arm}, seed {seed}", flush=True)
-        environment = {**os.environ, "DOVETAIL_PYTHON": sys.executable}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-        if done.returncode != 0:
-            sys.exit(done.stderr)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    traffic = [json.loads(line)["all_to_all"] for line in (folder / "experts.jsonl").read_text().splitlines()]
+    settings = [f"run.seed={seed}", f"train.steps={options.steps}", "precision.recipe=bf16", "optimizer.lr=1e-3"]
+    settings += ["log.experts_every=50", "eval.every_steps=0"]
+    settings += [f"parallel.expert={options.ranks}", f"parallel.dispatch={ARMS[arm]}"]
+    train_once(CONFIG, folder, [*settings, *options.set], ranks=options.ranks)
     return {
-        "loss": lines[-1]["validation_loss"],
-        "bytes": [record["bytes_sent"] for record in traffic],
-        "machine": json.loads(machine.read_text())["machine"],
+        "loss": final_loss(folder),
+        "bytes": [line["all_to_all"]["bytes_sent"] for line in read_lines(folder, "experts.jsonl")],
+        "machine": read_machine(folder)["machine"],
     }
 
 
@@ -59,9 +46,7 @@ def main() -> None:
     parser.add_argument("--result", type=pathlib.Path, help="write the figures here (JSON)")
     options = parser.parse_args()
     options.out = options.out.resolve()
-    files = ROOT / "data/quickstart/files.txt"
-    files.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run([sys.executable, ROOT / "tools/quickstart_text.py", "--out", files], check=True)
+    write_file_list()
 
     rows, holds = [], True
     for seed in range(1, options.seeds + 1):

@@ -12,14 +12,12 @@ import argparse
 import concurrent.futures
 import json
 import math
-import os
 import pathlib
 import re
-import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-DOVETAIL = ROOT / "build/release/bin/dovetail"
+from runs import ROOT, final_loss, read_machine, train_once, write_file_list
+
 CONFIG = ROOT / "configs/moe_tiny.toml"
 ARMS = ["dense", "moe"]
 
@@ -38,17 +36,8 @@ def config_of(options, arm: str) -> pathlib.Path:
 def train(options, arm: str, seed: int) -> dict:
     """The run's final validation loss and its sizes."""
     folder = options.out / f"{arm}-{seed}"
-    machine = folder / "machine.json"
-    if not machine.exists() or not json.loads(machine.read_text())["finished"]:
-        settings = [f"run.seed={seed}", f"run.folder={folder}", f"run.name={arm}-{seed}", *options.set]
-        settings.append(f"run.threads={max(1, len(os.sched_getaffinity(0)) // options.jobs)}")
-        command = [str(DOVETAIL), "train", str(config_of(options, arm))]
-        for setting in settings:
-            command += ["--set", setting]
-        print(f"{arm}, seed {seed}", flush=True)
-        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {"loss": lines[-1]["validation_loss"], "machine": json.loads(machine.read_text())}
+    train_once(config_of(options, arm), folder, [f"run.seed={seed}", *options.set], options.jobs)
+    return {"loss": final_loss(folder), "machine": read_machine(folder)}
 
 
 def main() -> None:
@@ -60,9 +49,7 @@ def main() -> None:
     parser.add_argument("--result", type=pathlib.Path, help="write the figures here (JSON)")
     options = parser.parse_args()
     options.out = options.out.resolve()
-    files = ROOT / "data/quickstart/files.txt"
-    files.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run([sys.executable, ROOT / "tools/quickstart_text.py", "--out", files], check=True)
+    write_file_list()
     config_of(options, "dense")
 
     plan = [(arm, seed) for seed in range(1, options.seeds + 1) for arm in ARMS]

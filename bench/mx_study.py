@@ -15,13 +15,11 @@ import concurrent.futures
 import html
 import json
 import math
-import os
 import pathlib
-import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-DOVETAIL = ROOT / "build/release/bin/dovetail"
+from runs import ROOT, read_lines, read_machine, train_once, write_file_list
+
 CONFIG = ROOT / "configs/mx/study.toml"
 
 SQUARE = '{ name = "mxfp8_square", weight = { blocks = "32x32" } }'
@@ -63,29 +61,15 @@ def run_folder(options, arm: str, seed: int) -> pathlib.Path:
     return options.out / f"{arm}-{seed}"
 
 
-def finished(folder: pathlib.Path) -> bool:
-    machine = folder / "machine.json"
-    return machine.exists() and json.loads(machine.read_text()).get("finished", False)
-
-
 def train(options, arm: str, seed: int) -> None:
-    folder = run_folder(options, arm, seed)
-    if finished(folder):
-        return
-    settings = [f"run.seed={seed}", f"run.folder={folder}", f"run.name={arm}-{seed}", *ARMS[arm][0]]
-    settings += [f"run.threads={max(1, len(os.sched_getaffinity(0)) // options.jobs)}", *options.set]
-    command = [str(DOVETAIL), "train", str(CONFIG)]
-    for setting in settings:
-        command += ["--set", setting]
-    print(f"{arm}, seed {seed}", flush=True)
-    subprocess.run(command, cwd=ROOT, check=True)
+    settings = [f"run.seed={seed}", *ARMS[arm][0], *options.set]
+    train_once(CONFIG, run_folder(options, arm, seed), settings, options.jobs)
 
 
 def read_run(folder: pathlib.Path) -> dict:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(folder, "metrics.jsonl")
     curve = [(line["tokens"], line["validation_loss"]) for line in lines if "validation_loss" in line]
-    timings = [json.loads(line) for line in (folder / "timings.jsonl").read_text().splitlines()]
-    rates = sorted(line["tokens_per_s"] for line in timings)
+    rates = sorted(line["tokens_per_s"] for line in read_lines(folder, "timings.jsonl"))
     return {
         "loss": [(line["tokens"], line["loss"]) for line in lines],
         "validation": curve,
@@ -239,9 +223,7 @@ def main() -> None:
     if unknown:
         sys.exit(f"error: no arm is called {unknown[0]}\nhelp: there are {', '.join(ARMS)}")
     options.out = options.out.resolve()
-    files = ROOT / "data/quickstart/files.txt"
-    files.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run([sys.executable, ROOT / "tools/quickstart_text.py", "--out", files], check=True)
+    write_file_list()
 
     # Seed by seed, so that an interrupted study has pairs.
     plan = [(arm, seed) for seed in range(1, options.seeds + 1) for arm in options.arms if ARMS[arm][1] or seed == 1]
@@ -250,7 +232,7 @@ def main() -> None:
     runs = {(arm, seed): read_run(run_folder(options, arm, seed)) for arm, seed in plan}
     rows = compare(runs)
     lines, holds = verdicts(rows)
-    machine = json.loads((run_folder(options, *plan[0]) / "machine.json").read_text())
+    machine = read_machine(run_folder(options, *plan[0]))
     (options.out / "study.html").write_text(page(rows, lines, runs, machine))
     (options.out / "study.json").write_text(json.dumps({"rows": rows, "verdicts": lines, "machine": machine}, indent=2))
     for row in rows:

@@ -5,7 +5,6 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/types.h>
 
-#include <string_view>
 #include <utility>
 
 #include "dovetail/base/error.h"
@@ -88,12 +87,10 @@ const ModelConfig& GPT::config() const { return state_->config; }
 const std::shared_ptr<const moe::ExpertRanks>& GPT::expert_ranks() const { return state_->ranks; }
 
 std::optional<moe::ExpertSlice> GPT::expert_slice(const std::string& parameter, at::IntArrayRef sizes) const {
-  constexpr std::string_view kExperts = ".moe.experts.";
-  const size_t at = parameter.find(kExperts);
-  if (!state_->ranks || at == std::string::npos) return std::nullopt;
-  const size_t number = at + kExperts.size();
-  return moe::expert_slice(std::string_view(parameter).substr(parameter.find('.', number) + 1), sizes,
-                           state_->config.activation, state_->ranks->placement, state_->ranks->group->rank());
+  const auto name = moe::parse_expert_name(parameter);
+  if (!state_->ranks || !name) return std::nullopt;
+  return moe::expert_slice(name->rest, sizes, state_->config.activation, state_->ranks->placement,
+                           state_->ranks->group->rank());
 }
 
 at::Tensor GPT::features(const at::Tensor& tokens, KvCache* cache) { return run_blocks(tokens, cache, {}).x; }

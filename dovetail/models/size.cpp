@@ -60,10 +60,10 @@ std::vector<BlockParts> blocks_of(const ModelConfig& c, const std::vector<mx::Li
   return blocks;
 }
 
-/// Parameters of one block: those of matrices and those of norms and biases, those that stay in float32, and how many
-/// of matrices and of biases one token does not meet.
+/// Parameters of one block: those of matrices and those of norms and biases, those that stay in float32, those of
+/// experts that are not shared, and how many of matrices and of biases one token does not meet.
 struct BlockSize {
-  int64_t matrix = 0, vector = 0, wide = 0;
+  int64_t matrix = 0, vector = 0, wide = 0, routed = 0;
   double matrix_beside = 0, vector_beside = 0;
   int64_t total() const { return matrix + vector; }
 };
@@ -81,21 +81,11 @@ BlockSize block_size(const ModelConfig& c, const BlockParts& block) {
   for (const FeedForwardPart& ffn : block.ffns) {
     const int64_t up = up_width(c.activation, ffn.width), matrix = c.width * (up + ffn.width);
     size.matrix += matrix;
+    if (ffn.routed) size.routed += matrix + (c.bias ? up + c.width : 0);
     size.matrix_beside += (1 - ffn.share) * static_cast<double>(matrix);
     if (!c.bias) continue;
     size.vector += up + c.width;
     size.vector_beside += (1 - ffn.share) * static_cast<double>(up + c.width);
-  }
-  return size;
-}
-
-/// Parameters of the experts of a block, without shared ones.
-int64_t expert_size(const ModelConfig& c, const BlockParts& block) {
-  int64_t size = 0;
-  for (const FeedForwardPart& ffn : block.ffns) {
-    if (!ffn.routed) continue;
-    const int64_t up = up_width(c.activation, ffn.width);
-    size += c.width * (up + ffn.width) + (c.bias ? up + c.width : 0);
   }
   return size;
 }
@@ -179,12 +169,12 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   const std::vector<BlockParts> blocks = blocks_of(c, options.linears);
   const auto all_parameters = model_size(c).parameters;
   int64_t parameters = all_parameters;  // of this rank
-  if (options.expert_ranks > 1) {
-    for (const BlockParts& block : blocks)
-      parameters -= expert_size(c, block) * (options.expert_ranks - 1) / options.expert_ranks;
+  int64_t wide = norm_size(c);          // float32 always
+  for (const BlockParts& block : blocks) {
+    const BlockSize size = block_size(c, block);
+    wide += size.wide;
+    parameters -= size.routed * (options.expert_ranks - 1) / options.expert_ranks;
   }
-  int64_t wide = norm_size(c);  // float32 always
-  for (const BlockParts& block : blocks) wide += block_size(c, block).wide;
   const auto table = c.vocab_size * c.width * element, stream = tokens * c.width * element;
 
   MemoryEstimate estimate;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <utility>
 
 #include "dovetail/base/error.h"
@@ -301,13 +302,25 @@ at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight, 
   return y.defined() ? y + exchanged : exchanged;
 }
 
+std::optional<ExpertName> parse_expert_name(std::string_view name) {
+  constexpr std::string_view kExperts = ".moe.experts.";
+  const size_t at = name.find(kExperts);
+  if (at == std::string_view::npos) return std::nullopt;
+  ExpertName out{.before = std::string(name.substr(0, at + kExperts.size()))};
+  const std::string_view numbered = name.substr(out.before.size());
+  const char* end = numbered.data() + numbered.size();
+  const auto [after, error] = std::from_chars(numbered.data(), end, out.expert);
+  if (error != std::errc() || after == end || *after != '.') return std::nullopt;
+  out.rest = std::string(after + 1, end);
+  return out;
+}
+
 ExpertSlice expert_slice(std::string_view parameter, at::IntArrayRef own_sizes, const std::string& activation,
                          const Placement& placement, int rank) {
-  ExpertSlice slice{.whole = own_sizes.vec()};
-  if (parameter == "down.bias")
-    return slice.outer = 1, slice.count = slice.hidden = own_sizes[0], slice.first = 0, slice;
+  if (parameter == "down.bias")  // where experts are not cut alone
+    return {.whole = own_sizes.vec(), .outer = 1, .hidden = own_sizes[0], .first = 0, .count = own_sizes[0]};
   const bool down = parameter == "down.weight";
-  slice.outer = down ? own_sizes[0] : up_width(activation, 1);
+  ExpertSlice slice{.whole = own_sizes.vec(), .outer = down ? own_sizes[0] : up_width(activation, 1)};
   slice.count = down ? own_sizes[1] : own_sizes[0] / slice.outer;
   slice.hidden = slice.count * placement.cut;
   slice.first = slice.count * placement.slice(rank);

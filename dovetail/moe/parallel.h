@@ -52,11 +52,21 @@ at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight, 
                                  const at::Tensor& slot, const LocalExperts& local, const ExpertRanks& ranks,
                                  const Plan& plan);
 
+/// A name under which a model's experts keep something, of a parameter or a Linear, behind any prefix:
+/// "optimizer.m.blocks.3.moe.experts.", 17, "up.weight".
+struct ExpertName {
+  std::string before;
+  int64_t expert = 0;
+  std::string rest;
+};
+/// Nothing where the name is not of an expert.
+std::optional<ExpertName> parse_expert_name(std::string_view name);
+
 /// What a rank holds of a parameter of an expert, "up.weight" and so on: a slice along the hidden elements, which are
 /// the rows of up (of its gate's, then of its own) and the columns of down.
 struct ExpertSlice {
   std::vector<int64_t> whole;  ///< sizes of the whole one
-  int64_t outer, hidden, first, count;
+  int64_t outer = 1, hidden = 0, first = 0, count = 0;
 
   /// A view of the slice in a whole one, with the same elements in the same order as the rank's.
   at::Tensor of(const at::Tensor& whole_one) const {

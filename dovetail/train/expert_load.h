@@ -17,6 +17,16 @@ namespace moe {
 class Layer;
 }
 
+using MoeLayers = std::vector<std::pair<std::string, std::shared_ptr<moe::Layer>>>;
+
+/// What a layer routed since its `reset_load`, over all ranks; exact below 2^53.
+struct LayerChoices {
+  std::vector<double> count;  ///< choices of each expert, before dropping
+  double dropped = 0;
+};
+/// Of each layer. All ranks together.
+std::vector<LayerChoices> sum_loads(const MoeLayers& layers, Group& group);
+
 /// How the tokens of a step spread over the experts of a model.
 class ExpertLoad {
  public:
@@ -31,7 +41,7 @@ class ExpertLoad {
   nlohmann::ordered_json statistics(int64_t step, Group& group) const;
 
  private:
-  std::vector<std::pair<std::string, std::shared_ptr<moe::Layer>>> layers_;
+  MoeLayers layers_;
 };
 
 }  // namespace dovetail

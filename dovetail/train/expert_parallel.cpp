@@ -5,11 +5,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bit>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
-#include <string_view>
 #include <utility>
 
 #include "dovetail/base/error.h"
@@ -19,8 +19,6 @@
 
 namespace dovetail {
 namespace {
-
-constexpr std::string_view kExperts = ".moe.experts.";
 
 /// One tensor of every expert of a layer: "optimizer.m.blocks.3.moe.experts." and "up.weight".
 struct Family {
@@ -32,10 +30,7 @@ struct Family {
 std::vector<Family> families(const std::map<std::string, at::Tensor>& own) {
   std::set<std::pair<std::string, std::string>> found;
   for (const auto& [name, tensor] : own) {
-    const size_t at = name.find(kExperts);
-    if (at == std::string::npos) continue;
-    const size_t number = at + kExperts.size();
-    found.emplace(name.substr(0, number), name.substr(name.find('.', number) + 1));
+    if (const auto expert = moe::parse_expert_name(name)) found.emplace(expert->before, expert->rest);
   }
   std::vector<Family> list;
   list.reserve(found.size());
@@ -108,10 +103,75 @@ class Spread {
   at::Tensor like_;
 };
 
+moe::Placement placement_of(const RunConfig& config) {
+  return moe::make_placement(config.model.moe.experts, static_cast<int>(config.parallel.expert),
+                             static_cast<int>(config.parallel.expert_tensor), config.model.moe.ffn_width,
+                             config.model.bias);
+}
+
+/// Keys that would do nothing beside the others.
+void check_used(const ParallelSection& parallel) {
+  const ParallelSection none;
+  user_check(
+      parallel.expert > 1 || parallel == none,
+      "[parallel] says how experts and tokens meet, but parallel.expert = 1 spreads no experts; set it to the ranks "
+      "that experts are spread over, or leave the section out");
+  user_check(parallel.ranks_per_node == 0 || parallel.all_to_all != "linear" || parallel.chooses(),
+             "parallel.ranks_per_node = {} does nothing with all_to_all = \"linear\"; leave it out",
+             parallel.ranks_per_node);
+  user_check(parallel.costs.empty() || parallel.chooses(),
+             "parallel.costs = \"{}\" is what \"auto\" goes by, but nothing in [parallel] is auto; leave it out",
+             parallel.costs);
+  user_check(parallel.choose_every == none.choose_every || parallel.chooses() || parallel.shadow > 0,
+             "parallel.choose_every does nothing without shadow or \"auto\"; leave it out");
+  user_check(parallel.r != 0 || parallel.shadow <= 0,
+             "parallel.shadow = {} does nothing with parallel.r = 0; leave it out", parallel.shadow);
+}
+
 }  // namespace
 
-ExpertParallel::ExpertParallel(const RunConfig& config, std::shared_ptr<Group> world)
-    : config_(config.parallel), world_(std::move(world)) {
+void check_parallel(const RunConfig& config) {
+  const ParallelSection& parallel = config.parallel;
+  check_used(parallel);
+  if (parallel.expert == 1) return;
+  user_check(config.model.moe.experts > 0, "parallel.expert = {} spreads experts over ranks, but the model has none",
+             parallel.expert);
+  const int cut = placement_of(config).cut;
+  user_check(parallel.r <= 0 || cut % parallel.r == 0,
+             "parallel.r = {} does not divide the {} ranks that an expert is cut over (parallel.expert_tensor)",
+             parallel.r, cut);
+  user_check(parallel.shadow < config.model.moe.experts, "parallel.shadow = {} of {} experts; use r = 0 to gather all",
+             parallel.shadow, config.model.moe.experts);
+  user_check(!parallel.chooses() || parallel.shadow <= 0 || std::has_single_bit(static_cast<uint64_t>(parallel.shadow)),
+             "parallel.shadow = {} beside \"auto\" must be \"auto\", 0 or a power of two", parallel.shadow);
+}
+
+void check_parallel(const RunConfig& config, const Quantization& quantization) {
+  const ParallelSection& parallel = config.parallel;
+  if (parallel.expert == 1) return;
+  for (const auto& [name, history] : quantization.tensors()) {
+    if (moe::parse_expert_name(name))
+      throw UserError(
+          fmt::format("parallel.expert = {}: delayed scaling keeps a history of each Linear, {} for one, that "
+                      "is not shared between ranks",
+                      parallel.expert, name),
+          "use a recipe without delayed scaling for the experts");
+  }
+  const bool modules = std::ranges::any_of(quantization.layers(), [](const auto& linear) {
+    return moe::parse_expert_name(linear->options().name).has_value();
+  });
+  const int cut = placement_of(config).cut;
+  const bool gathers = (parallel.r != ParallelSection::kAuto && parallel.r != cut) || parallel.shadow > 0;
+  if (modules && gathers)
+    throw UserError(
+        fmt::format("parallel.r = {} and parallel.shadow = {} gather experts, which are quantized where they "
+                    "are and cannot move",
+                    parallel.r, parallel.shadow),
+        fmt::format("set parallel.r = {} and parallel.shadow = 0, or give experts the recipe bf16 (precision.override)",
+                    cut));
+}
+
+ExpertParallel::ExpertParallel(const RunConfig& config, std::shared_ptr<Group> world) : world_(std::move(world)) {
   const ParallelSection& parallel = config.parallel;
   if (parallel.expert == 1) return;
   const auto ranks = static_cast<int>(parallel.expert);
@@ -121,8 +181,7 @@ ExpertParallel::ExpertParallel(const RunConfig& config, std::shared_ptr<Group> w
   const Mesh mesh(world_, {{"data", world_->size() / ranks}, {"expert", ranks}});
   replicas_ = mesh.group("data");
   auto made = std::make_shared<moe::ExpertRanks>();
-  made->placement = moe::make_placement(config.model.moe.experts, ranks, static_cast<int>(parallel.expert_tensor),
-                                        config.model.moe.ffn_width, config.model.bias);
+  made->placement = placement_of(config);
   made->group = mesh.group("expert");
   made->dispatch.forward = parse_payload(parallel.dispatch);
   made->combine.forward = parse_payload(parallel.combine);
@@ -132,33 +191,7 @@ ExpertParallel::ExpertParallel(const RunConfig& config, std::shared_ptr<Group> w
   ranks_ = std::move(made);
 }
 
-void ExpertParallel::check(const Quantization& quantization) const {
-  if (!ranks_) return;
-  for (const auto& [name, history] : quantization.tensors()) {
-    if (is_spread(name))
-      throw UserError(
-          fmt::format("parallel.expert = {}: delayed scaling keeps a history of each Linear, {} for one, that "
-                      "is not shared between ranks",
-                      config_.expert, name),
-          "use a recipe without delayed scaling for the experts");
-  }
-  const bool modules = std::ranges::any_of(quantization.layers(), [&](const auto& linear) {
-    return linear->options().name.find(kExperts) != std::string::npos;
-  });
-  const bool gathers =
-      (config_.r != ParallelSection::kAuto && config_.r != ranks_->placement.cut) || config_.shadow > 0;
-  if (modules && gathers)
-    throw UserError(
-        fmt::format("parallel.r = {} and parallel.shadow = {} gather experts, which are quantized where they "
-                    "are and cannot move",
-                    config_.r, config_.shadow),
-        fmt::format("set parallel.r = {} and parallel.shadow = 0, or give experts the recipe bf16 (precision.override)",
-                    ranks_->placement.cut));
-}
-
-bool ExpertParallel::is_spread(const std::string& name) const {
-  return ranks_ && name.find(kExperts) != std::string::npos;
-}
+bool ExpertParallel::is_spread(const std::string& name) const { return ranks_ && moe::parse_expert_name(name); }
 
 std::vector<std::shared_ptr<Group>> ExpertParallel::gradient_groups(const GPT& model) const {
   std::vector<std::shared_ptr<Group>> groups;

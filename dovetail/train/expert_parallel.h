@@ -16,6 +16,11 @@
 
 namespace dovetail {
 
+/// Throws UserError for what is wrong with [parallel] of a config whose model is resolved, naming parallel.<key>.
+void check_parallel(const RunConfig& config);
+/// The same for recipes of experts under which that cannot be done.
+void check_parallel(const RunConfig& config, const Quantization& quantization);
+
 /// The experts of a model over the ranks of a job: [parallel]. The world is a mesh of "data" by "expert"; experts are
 /// spread along "expert", and every rank along "data" holds the same ones. All ranks make and call it together.
 class ExpertParallel {
@@ -25,9 +30,6 @@ class ExpertParallel {
 
   /// What GPT takes; null: every rank has all experts.
   const std::shared_ptr<const moe::ExpertRanks>& ranks() const { return ranks_; }
-
-  /// Throws UserError for a recipe that what [parallel] asks for cannot be done under.
-  void check(const Quantization& quantization) const;
 
   /// Whether a rank has only its part of the tensors of this name.
   bool is_spread(const std::string& name) const;
@@ -47,7 +49,6 @@ class ExpertParallel {
                                               std::map<std::string, at::Tensor> whole) const;
 
  private:
-  ParallelSection config_;
   std::shared_ptr<Group> world_;
   std::shared_ptr<Group> replicas_;  ///< ranks that hold the same experts
   std::shared_ptr<const moe::ExpertRanks> ranks_;

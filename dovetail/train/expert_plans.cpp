@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "dovetail/base/error.h"
 #include "dovetail/mx/feed_forward.h"
 #include "dovetail/train/collective.h"
+#include "dovetail/train/expert_load.h"
 
 namespace dovetail {
 namespace {
@@ -27,19 +27,9 @@ ExpertPlans::ExpertPlans(const GPT& model, const RunConfig& config, int64_t toke
   if (!ranks_) return;
   layers_ = moe::layers_of(model);
   modules_ = std::ranges::any_of(layers_, [](const auto& item) { return item.second->quantized(); });
-  const int cut = ranks_->placement.cut;
-  user_check(config_.r <= 0 || cut % config_.r == 0,
-             "parallel.r = {} does not divide the {} ranks that an expert is cut over (parallel.expert_tensor)",
-             config_.r, cut);
-  user_check(config_.shadow < ranks_->placement.experts, "parallel.shadow = {} of {} experts; use r = 0 to gather all",
-             config_.shadow, ranks_->placement.experts);
-  user_check(config_.r != 0 || config_.shadow <= 0,
-             "parallel.shadow = {} does nothing with parallel.r = 0; leave it out", config_.shadow);
-  user_check(!config_.chooses() || config_.shadow <= 0 || std::has_single_bit(static_cast<uint64_t>(config_.shadow)),
-             "parallel.shadow = {} beside \"auto\" must be \"auto\", 0 or a power of two", config_.shadow);
   load_ = {.ranks = ranks_->placement.ranks,
            .experts = static_cast<int>(ranks_->placement.experts),
-           .cut = cut,
+           .cut = ranks_->placement.cut,
            .tokens = tokens,
            .width = model.config().width,
            .hidden = hidden_of(model.config()),
@@ -99,16 +89,8 @@ moe::Plan ExpertPlans::choose(const std::vector<double>& choices_of) const {
 void ExpertPlans::end_step(int64_t step, Group& world) {
   const bool looks = costs_ || config_.shadow != 0;
   if (layers_.empty() || !looks || step % config_.choose_every != 0) return;
-  std::vector<double> counts;  // exact below 2^53
-  for (const auto& [name, layer] : layers_)
-    counts.insert(counts.end(), layer->load().count.begin(), layer->load().count.end());
-  counts = sum_over_ranks(world, counts);
-  auto next = counts.begin();
-  for (const auto& [name, layer] : layers_) {
-    const auto end = next + ranks_->placement.experts;
-    layer->set_plan(choose({next, end}));
-    next = end;
-  }
+  auto layer = layers_.begin();
+  for (const LayerChoices& load : sum_loads(layers_, world)) (layer++)->second->set_plan(choose(load.count));
 }
 
 nlohmann::ordered_json ExpertPlans::plans() const {

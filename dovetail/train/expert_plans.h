@@ -22,7 +22,7 @@ namespace dovetail {
 class ExpertPlans {
  public:
   /// Gives the layers of `model` their first plans, for an even load. Reads the cost model where one is needed, or
-  /// measures it: all ranks of the world together. Throws UserError naming parallel.<key>.
+  /// measures it: all ranks of the world together. `config` has passed check_parallel.
   ExpertPlans(const GPT& model, const RunConfig& config, int64_t tokens, at::ScalarType compute,
               const ExpertParallel& parallel, Group& world);
 

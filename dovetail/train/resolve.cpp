@@ -18,18 +18,13 @@
 #include "dovetail/data/prepare.h"
 #include "dovetail/data/token_store.h"
 #include "dovetail/models/gpt.h"
-#include "dovetail/moe/placement.h"
 #include "dovetail/train/collective.h"
+#include "dovetail/train/expert_parallel.h"
 #include "dovetail/train/progress.h"
 #include "dovetail/train/quantization.h"
 
 namespace dovetail {
 namespace {
-
-/// Samples of a step on the rank that has most of them.
-int64_t largest_share(const RunConfig& config, const Group& group) {
-  return (config.train.batch + group.size() - 1) / group.size();
-}
 
 /// torchrun says how many ranks share this machine; ranks that are threads of one process all do.
 int ranks_on_this_machine(const Group& group) {
@@ -129,23 +124,6 @@ DataSummary resolve_data(RunConfig& config, Group& group, const TrainOptions& op
   return summarize_stores(data);
 }
 
-/// Throws UserError for a key of [parallel] that would do nothing beside the others.
-void check_used(const ParallelSection& parallel) {
-  const ParallelSection none;
-  user_check(
-      parallel.expert > 1 || parallel == none,
-      "[parallel] says how experts and tokens meet, but parallel.expert = 1 spreads no experts; set it to the ranks "
-      "that experts are spread over, or leave the section out");
-  user_check(parallel.ranks_per_node == 0 || parallel.all_to_all != "linear" || parallel.chooses(),
-             "parallel.ranks_per_node = {} does nothing with all_to_all = \"linear\"; leave it out",
-             parallel.ranks_per_node);
-  user_check(parallel.costs.empty() || parallel.chooses(),
-             "parallel.costs = \"{}\" is what \"auto\" goes by, but nothing in [parallel] is auto; leave it out",
-             parallel.costs);
-  user_check(parallel.choose_every == none.choose_every || parallel.chooses() || parallel.shadow > 0,
-             "parallel.choose_every does nothing without shadow or \"auto\"; leave it out");
-}
-
 }  // namespace
 
 ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOptions& options) {
@@ -164,14 +142,11 @@ ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOption
       config.run.threads > 0 ? static_cast<int>(config.run.threads) : std::max(1, here.cores / run.local_ranks);
   at::set_num_threads(run.threads);
 
-  ParallelSection& parallel = run.config.parallel;
-  check_used(parallel);
-  if (parallel.ranks_per_node == 0 && (parallel.all_to_all != "linear" || parallel.chooses()))
-    parallel.ranks_per_node = std::min<int64_t>(run.local_ranks, parallel.expert);
   user_check(config.train.batch >= group.size(), "train.batch = {} leaves some of the {} ranks without a sample",
              config.train.batch, group.size());
-  const int64_t share = largest_share(config, group);
-  run.micro_batch = config.train.micro_batch > 0 ? std::min(config.train.micro_batch, share) : share;
+  run.most_samples = (config.train.batch + group.size() - 1) / group.size();
+  run.micro_batch =
+      config.train.micro_batch > 0 ? std::min(config.train.micro_batch, run.most_samples) : run.most_samples;
 
   user_check(config.model.moe.load_scope != "global_batch" || config.train.batch % group.size() == 0,
              "model.moe.load_scope = \"global_batch\" counts over the ranks in every micro-batch, but train.batch = {} "
@@ -180,13 +155,10 @@ ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOption
 
   run.data = resolve_data(run.config, group, options);
   run.config.model = resolve_model_config(run.config.model, run.data.tokenizer_vocab);
-  if (parallel.expert > 1) {
-    const ModelConfig& model = run.config.model;
-    user_check(model.moe.experts > 0, "parallel.expert = {} spreads experts over ranks, but the model has none",
-               parallel.expert);
-    moe::make_placement(model.moe.experts, static_cast<int>(parallel.expert), static_cast<int>(parallel.expert_tensor),
-                        model.moe.ffn_width, model.bias);
-  }
+  check_parallel(run.config);
+  ParallelSection& parallel = run.config.parallel;
+  if (parallel.ranks_per_node == 0 && (parallel.all_to_all != "linear" || parallel.chooses()))
+    parallel.ranks_per_node = std::min<int64_t>(run.local_ranks, parallel.expert);
   user_check(run.config.model.vocab_size >= run.data.tokenizer_vocab,
              "model.vocab_size = {} is smaller than the tokenizer's, {}", run.config.model.vocab_size,
              run.data.tokenizer_vocab);
@@ -198,9 +170,10 @@ void resolve_precision_and_size(ResolvedRun& run, Group& group, const std::optio
   // On the meta device: what is wrong with the recipes of layers shows before any memory is taken.
   GPT sizes_only(run.config.model, c10::kMeta);
   const Quantization quantization(sizes_only, run.config.precision, run.precision.name);
+  check_parallel(run.config, quantization);
   run.size = model_size(run.config.model);
   run.memory = memory_estimate(run.config.model, {.micro_batch = run.micro_batch,
-                                                  .accumulate = run.micro_batch < largest_share(run.config, group),
+                                                  .accumulate = run.micro_batch < run.most_samples,
                                                   .bfloat16 = run.precision.compute == at::kBFloat16,
                                                   .linears = quantization.recipes(),
                                                   .recompute = run.config.train.checkpoint_activations,

@@ -30,8 +30,9 @@ struct ResolvedRun {
   DataSummary data;
   at::Device device = at::kCPU;
   Precision precision;
-  int threads = 1;          ///< of this rank
-  int64_t micro_batch = 1;  ///< samples at once on this rank
+  int threads = 1;           ///< of this rank
+  int64_t micro_batch = 1;   ///< samples at once on this rank
+  int64_t most_samples = 1;  ///< of a step on the rank that has most of them
   ModelSize size;
   MemoryEstimate memory;         ///< of this rank
   uint64_t available_bytes = 0;  ///< of this machine, for all its ranks

@@ -8,6 +8,7 @@
 #include "dovetail/models/gpt.h"
 #include "dovetail/moe/layer.h"
 #include "dovetail/train/collective.h"
+#include "dovetail/train/expert_load.h"
 
 namespace dovetail {
 
@@ -18,16 +19,9 @@ RouterBias::RouterBias(const GPT& model) {
 
 void RouterBias::end_step(Group& group) {
   if (layers_.empty()) return;
-  std::vector<double> counts;  // exact below 2^53
-  for (const auto& [name, layer] : layers_)
-    counts.insert(counts.end(), layer->load().count.begin(), layer->load().count.end());
-  const at::Tensor total = at::tensor(sum_over_ranks(group, counts), at::kDouble);
-  int64_t begin = 0;
-  for (const auto& [name, layer] : layers_) {
-    const auto experts = static_cast<int64_t>(layer->load().count.size());
-    layer->router().update_bias(total.narrow(0, begin, experts));
-    begin += experts;
-  }
+  auto layer = layers_.begin();
+  for (const LayerChoices& load : sum_loads(layers_, group))
+    (layer++)->second->router().update_bias(at::tensor(load.count, at::kDouble));
 }
 
 std::map<std::string, at::Tensor> RouterBias::tensors() const {

@@ -91,6 +91,9 @@ nlohmann::ordered_json machine_record(const ResolvedRun& run, const RunState& st
       {"finished", finished}};
 }
 
+/// Of the last cache of a processor that does not say; 0 and -1 are such answers.
+constexpr int64_t kUsualCache = 32 << 20;
+
 /// Warns where the products of experts, whose weights come from memory, have too few rows for them.
 void say_how_full_experts_are(const ResolvedRun& run) {
   const ModelConfig& model = run.config.model;
@@ -99,13 +102,12 @@ void say_how_full_experts_are(const ResolvedRun& run) {
   const int64_t element = run.precision.compute == at::kBFloat16 ? 2 : 4;
   const int64_t bytes = model.moe.experts / run.config.parallel.expert * model.width * model.moe.ffn_width *
                         (up_width(model.activation, 1) + 1) * element;
-  if (bytes <= sysconf(_SC_LEVEL3_CACHE_SIZE)) return;
+  if (bytes <= std::max<int64_t>(kUsualCache, sysconf(_SC_LEVEL3_CACHE_SIZE))) return;
   const double least = tokens_that_hide_weights(run.precision.peak_flops, measure_copy_bandwidth(), element);
   if (tokens >= least) return;
   log_warning(
       "experts get {:.0f} tokens each at a time if the load is even; below about {:.0f} their products wait for "
-      "weights "
-      "from memory on this machine: raise train.micro_batch, or have fewer or narrower experts",
+      "weights from memory on this machine: raise train.micro_batch, or have fewer or narrower experts",
       tokens, least);
 }
 

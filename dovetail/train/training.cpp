@@ -35,7 +35,6 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
   model_->set_compute_dtype(run_.precision.compute);
   model_->to(run_.device);
   quantization_.emplace(*model_, config.precision, run_.precision.name);
-  parallel_.check(*quantization_);
   optimizer_->bind(*model_);
   expert_load_.emplace(*model_);
   router_bias_.emplace(*model_);
@@ -110,7 +109,7 @@ bool Training::train_step(StepTimings& timings) {
   const StepOutcome outcome = step_->run(tokens, lr, stop_requested() || time_is_up(),
                                          {.seed = seed,
                                           .first_sample = config.train.batch * group_->rank() / group_->size(),
-                                          .most_samples = (config.train.batch + group_->size() - 1) / group_->size()});
+                                          .most_samples = run_.most_samples});
   if (!outcome.skipped) {
     quantization_->end_step(*group_);
     router_bias_->end_step(*group_);

@@ -27,37 +27,25 @@ from transformers import (
 TEXT = "The quick brown fox, 42 times:\n\tdéjà vu — naïve “café” 😀 don't\n"
 
 
+SIZES = dict(
+    num_hidden_layers=2,
+    hidden_size=48,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    intermediate_size=40,
+    max_position_embeddings=24,
+    vocab_size=70,
+    initializer_range=0.2,
+    use_cache=False,
+)
+
+
 def llama(**changes):
-    sizes = dict(
-        num_hidden_layers=2,
-        hidden_size=48,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        intermediate_size=40,
-        max_position_embeddings=24,
-        vocab_size=70,
-        rms_norm_eps=1e-5,
-        initializer_range=0.2,
-        use_cache=False,
-    )
-    return LlamaForCausalLM(LlamaConfig(**(sizes | changes)))
+    return LlamaForCausalLM(LlamaConfig(**(SIZES | dict(rms_norm_eps=1e-5) | changes)))
 
 
 def mixtral(**changes):
-    sizes = dict(
-        num_hidden_layers=2,
-        hidden_size=48,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        intermediate_size=40,
-        max_position_embeddings=24,
-        vocab_size=70,
-        num_local_experts=5,
-        num_experts_per_tok=2,
-        initializer_range=0.2,
-        use_cache=False,
-    )
-    return MixtralForCausalLM(MixtralConfig(**(sizes | changes)))
+    return MixtralForCausalLM(MixtralConfig(**(SIZES | dict(num_local_experts=5, num_experts_per_tok=2) | changes)))
 
 
 def gpt2(**changes):
