@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+#include <bit>
 #include <utility>
 #include <vector>
 
@@ -78,6 +80,28 @@ class ByExpert {
   variable_list views_;
 };
 
+/// `count` rounded up to one of sixteen sizes between a power of two and the next.
+int64_t usual_size(int64_t count) {
+  const auto step = std::max<int64_t>(8, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(count))) / 16);
+  return (count + step - 1) / step * step;
+}
+
+/// oneDNN, which multiplies bfloat16, writes code for every shape that it meets, and experts have another number of
+/// rows in every step. So they get rows of weight 0 beside their own, up to the next usual size: of token 0, and of a
+/// choice behind the last.
+Dispatch with_usual_sizes(const Dispatch& to, const at::Tensor& x, const at::Tensor& weight) {
+  if (x.scalar_type() != at::kBFloat16) return to;
+  Dispatch out{.begin = {0}, .choice = {}, .token = {}};
+  for (int64_t e = 0; e < to.experts(); ++e) out.begin.push_back(out.begin.back() + usual_size(to.rows(e)));
+  out.choice = at::full({out.rows()}, weight.numel(), to.choice.options());
+  out.token = at::zeros({out.rows()}, to.token.options());
+  for (int64_t e = 0; e < to.experts(); ++e) {
+    out.of_expert(out.choice, e).narrow(0, 0, to.rows(e)).copy_(to.of_expert(to.choice, e));
+    out.of_expert(out.token, e).narrow(0, 0, to.rows(e)).copy_(to.of_expert(to.token, e));
+  }
+  return out;
+}
+
 /// An uninitialised matrix for each run, `wide` times its width.
 variable_list matrices(const Dispatch& to, const std::vector<Run>& runs, int64_t wide,
                        const at::TensorOptions& options) {
@@ -105,13 +129,15 @@ struct Places {
 
 class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
  public:
-  static at::Tensor forward(AutogradContext* context, at::TensorList tensors, const Dispatch& to,
+  static at::Tensor forward(AutogradContext* context, at::TensorList tensors, const Dispatch& kept,
                             const std::string& activation_name, bool bias) {
     const TraceSpan span("dovetail::experts");
-    const Places at{.experts = to.experts(), .bias = bias};
+    const Places at{.experts = kept.experts(), .bias = bias};
     const auto activation = activation_operation(activation_name);
     const at::Tensor &x = tensors[Places::kX], &weight = tensors[Places::kWeight];
-    const at::Tensor row_weight = weight.reshape(-1).index_select(0, to.choice);
+    const Dispatch to = with_usual_sizes(kept, x, weight);
+    const at::Tensor row_weight =
+        at::cat({weight.reshape(-1), at::zeros({1}, weight.options())}).index_select(0, to.choice);
     const auto runs = runs_of_width(at.downs(tensors));
     const variable_list h = matrices(to, runs, up_width(activation_name, 1), x.options());
     const ByExpert token(to, to.token), weights(to, row_weight), h_of(to, runs, h);
@@ -136,14 +162,14 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
                        {.transpose_b = true,
                         .accumulate = true,
                         .bias = bias ? tensors[at.down_bias(e)] : at::Tensor(),
-                        .c_rows = token[e],
-                        .c_weights = weights[e]}});
+                        .c_rows = token[e].narrow(0, 0, kept.rows(e)),
+                        .c_weights = weights[e].narrow(0, 0, kept.rows(e))}});
     gemm_group(calls);
 
-    variable_list kept = tensors.vec();
-    kept.push_back(row_weight);
-    kept.insert(kept.end(), h.begin(), h.end());
-    save_with_dispatch(context, std::move(kept), to);
+    variable_list saved = tensors.vec();
+    saved.push_back(row_weight);
+    saved.insert(saved.end(), h.begin(), h.end());
+    save_with_dispatch(context, std::move(saved), kept);
     context->saved_data["activation"] = activation_name;
     context->saved_data["bias"] = bias;
     return y;
@@ -152,10 +178,11 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const TraceSpan span("dovetail::experts_backward");
     const auto saved = context->get_saved_variables();
-    const Dispatch to = saved_dispatch(context, saved);
-    const Places at{.experts = to.experts(), .bias = context->saved_data["bias"].toBool()};
+    const Dispatch kept = saved_dispatch(context, saved);
+    const Places at{.experts = kept.experts(), .bias = context->saved_data["bias"].toBool()};
     const auto activation = activation_operation(context->saved_data["activation"].toStringRef());
     const at::Tensor &x = saved[Places::kX], &weight = saved[Places::kWeight], &row_weight = saved[at.count()];
+    const Dispatch to = with_usual_sizes(kept, x, weight);
     const at::Tensor dy = gradients[0].to(x.scalar_type()).contiguous();
     const auto runs = runs_of_width(at.downs(saved));
     const at::TensorList h = at::TensorList(saved).slice(at.count() + 1, runs.size());
@@ -187,7 +214,8 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     if (context->needs_input_grad(Places::kX)) {
       dx = at::zeros(x.sizes(), weight.options());
       for (int64_t e = 0; e < at.experts; ++e)
-        calls.push_back({dx, dh_of[e], saved[at.up(e)], {.accumulate = true, .c_rows = token[e]}});
+        calls.push_back(
+            {dx, dh_of[e], saved[at.up(e)], {.accumulate = true, .c_rows = token[e].narrow(0, 0, kept.rows(e))}});
     }
     const ByExpert weights(to, row_weight.to(x.scalar_type()));
     for (int64_t e = 0; e < at.experts; ++e) {
@@ -200,8 +228,8 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     }
     gemm_group(calls);
     if (dx.defined()) out[Places::kX] = dx.to(x.scalar_type());
-    out[Places::kWeight] = at::zeros(weight.sizes(), weight.options());
-    out[Places::kWeight].view(-1).index_copy_(0, to.choice, row_dweight);
+    const at::Tensor dweight = at::zeros({weight.numel() + 1}, weight.options()).index_copy_(0, to.choice, row_dweight);
+    out[Places::kWeight] = dweight.narrow(0, 0, weight.numel()).view(weight.sizes());
     return out;
   }
 };

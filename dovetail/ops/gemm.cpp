@@ -63,13 +63,13 @@ void check_options(const at::Tensor& c, const Operand& a, const Operand& b, cons
   check_rows("b_rows", options.b_rows, c);
   check_rows("c_rows", options.c_rows, c);
   const bool c_rows = options.c_rows.defined();
-  user_check(!c_rows || (options.accumulate && options.c_rows.size(0) == a.height()),
-             "gemm: c_rows needs accumulate and a row of c for each of the product's {}", a.height());
+  user_check(!c_rows || (options.accumulate && options.c_rows.size(0) <= a.height()),
+             "gemm: c_rows needs accumulate and at most as many rows of c as the product's {}", a.height());
   user_check(c_rows || !options.c_weights.defined(), "gemm: c_weights needs c_rows");
   check_operands(c, a, b, c_rows);
   check_vector("bias", options.bias, b.width(), b.stored);
   check_vector("row_sums", options.row_sums, a.height(), a.stored);
-  check_vector("c_weights", options.c_weights, a.height(), c);
+  if (c_rows) check_vector("c_weights", options.c_weights, options.c_rows.size(0), c);
   user_check(!options.accumulate || !options.bias.defined() || c_rows,
              "gemm: bias and accumulate exclude each other without c_rows");
   user_check(b.width() <= 1 || c.stride(1) == 1, "gemm: the rows of c must be contiguous, its strides are [{}, {}]",
@@ -104,7 +104,7 @@ struct KernelCall {
 KernelCall kernel_call(const GemmCall& call, const Operand& a, const Operand& b) {
   const auto &bias = call.options.bias, &row_sums = call.options.row_sums, &c_rows = call.options.c_rows;
   KernelCall out;
-  out.problem = {.m = a.height(),
+  out.problem = {.m = c_rows.defined() ? c_rows.size(0) : a.height(),
                  .n = b.width(),
                  .k = a.width(),
                  .a = matrix_view(a, out.a_copy),
@@ -140,7 +140,8 @@ void gemm_by_aten(const GemmCall& call, const at::Tensor& a, const at::Tensor& b
   at::Tensor c = call.c;
   const GemmOptions& options = call.options;
   if (options.c_rows.defined()) {
-    add_to_rows(c, options.bias.defined() ? at::addmm(options.bias, a, b) : at::mm(a, b), options);
+    const at::Tensor product = options.bias.defined() ? at::addmm(options.bias, a, b) : at::mm(a, b);
+    add_to_rows(c, product.narrow(0, 0, options.c_rows.size(0)), options);
   } else if (options.accumulate) {
     c.addmm_(a, b);
   } else if (options.bias.defined()) {

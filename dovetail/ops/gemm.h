@@ -14,8 +14,8 @@ namespace dovetail {
 /// threads. Throws UserError on mismatched shapes, dtypes or devices, naming both shapes.
 ///
 /// With `a_rows` or `b_rows`, a or b is the matrix of those of its rows, which are read where they lie. With `c_rows`
-/// the rows of the product are added to those rows of c, times `c_weights`; c may then be float32 while a and b are
-/// bfloat16. Row numbers are int32 and not checked.
+/// the product's first rows are added to those rows of c, times `c_weights`, and what rows it has beyond them is
+/// dropped; c may then be float32 while a and b are bfloat16. Row numbers are int32 and not checked.
 struct GemmOptions {
   bool transpose_a = false;
   bool transpose_b = false;
@@ -23,8 +23,8 @@ struct GemmOptions {
   at::Tensor bias = {};      ///< (n), added to each row of c; not with `accumulate`
   at::Tensor row_sums = {};  ///< (m), contiguous: becomes the sums of op(a)'s rows, taken while they are packed
   at::Tensor a_rows = {}, b_rows = {};
-  at::Tensor c_rows = {};     ///< (m), all different; needs `accumulate`, and `bias` is then added to the product
-  at::Tensor c_weights = {};  ///< (m), of c's dtype; undefined: 1
+  at::Tensor c_rows = {};  ///< (m or fewer), all different; needs `accumulate`, and `bias` is then added to the product
+  at::Tensor c_weights = {};  ///< one for each of c_rows, of c's dtype; undefined: 1
 };
 void gemm_into(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, const GemmOptions& options = {});
 

@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -9,82 +8,20 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <thread>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
 #include "dovetail/comm/all_to_all.h"
 #include "dovetail/comm/group.h"
 #include "dovetail/comm/mesh.h"
-
-extern char** environ;
+#include "world.h"
 
 namespace dovetail {
 namespace {
 
 using testing::HasSubstr;
-
-/// Processes that find one another as torchrun's do: this one is the agent that hosts the store.
-class World {
- public:
-  explicit World(int size) : size_(size) {
-    c10d::TCPStoreOptions options;
-    options.port = 0;  // the system chooses, and no other process can take it in between
-    options.isServer = true;
-    options.waitWorkers = false;
-    store_ = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
-  }
-
-  /// The wait statuses of all ranks, which run the test `name` below with a few more variables.
-  std::vector<int> run(const std::string& name, int restart, const std::vector<std::string>& more) const {
-    std::vector<pid_t> pids;
-    for (int rank = 0; rank < size_; ++rank) {
-      std::vector<std::string> variables = {fmt::format("RANK={}", rank),
-                                            fmt::format("WORLD_SIZE={}", size_),
-                                            fmt::format("LOCAL_WORLD_SIZE={}", size_),
-                                            "MASTER_ADDR=127.0.0.1",
-                                            fmt::format("MASTER_PORT={}", store_->getPort()),
-                                            "TORCHELASTIC_USE_AGENT_STORE=True",
-                                            fmt::format("TORCHELASTIC_RESTART_COUNT={}", restart),
-                                            "OMP_NUM_THREADS=1",
-                                            "DOVETAIL_TEST_RANK=1"};
-      variables.insert(variables.end(), more.begin(), more.end());
-      std::vector<char*> environment;
-      for (auto& variable : variables) environment.push_back(variable.data());
-      for (char** e = environ; *e; ++e)
-        if (!std::string_view(*e).starts_with("OMP_NUM_THREADS=")) environment.push_back(*e);
-      environment.push_back(nullptr);
-      const auto filter = fmt::format("--gtest_filter=Rank.{}", name);
-      const char* const arguments[] = {"/proc/self/exe", filter.c_str(), "--gtest_brief=1", nullptr};
-      pid_t pid = -1;
-      EXPECT_EQ(::posix_spawn(&pid, "/proc/self/exe", nullptr, nullptr, const_cast<char* const*>(arguments),
-                              environment.data()),
-                0);
-      pids.push_back(pid);
-    }
-    std::vector<int> statuses(pids.size());
-    for (size_t r = 0; r < pids.size(); ++r) {
-      ::waitpid(pids[r], &statuses[r], WUNTRACED);
-      if (!WIFSTOPPED(statuses[r])) continue;
-      // It stopped itself in the middle of something: killed once the others are waiting for it.
-      std::this_thread::sleep_for(std::chrono::milliseconds(300));
-      ::kill(pids[r], SIGKILL);
-      ::waitpid(pids[r], &statuses[r], 0);
-    }
-    return statuses;
-  }
-
- private:
-  int size_;
-  c10::intrusive_ptr<c10d::TCPStore> store_;
-};
-
-bool is_rank() { return std::getenv("DOVETAIL_TEST_RANK") != nullptr; }
 
 TEST(Rank, Sums) {
   if (!is_rank()) GTEST_SKIP() << "runs only as a rank of World.*";
@@ -110,10 +47,6 @@ TEST(Rank, LosesOne) {
   }
 }
 
-double seconds_since_epoch() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 /// In a mesh of 2 x 2, each rank exchanges rows along its own expert axis while one is killed in the middle of it: the
 /// rank beside it notices in that all-to-all, those of the other row in a sum over the data axis or in the world.
 /// Each writes how long after the death it knew.
@@ -121,18 +54,16 @@ TEST(Rank, LosesOneInAllToAll) {
   if (!is_rank()) GTEST_SKIP() << "runs only as a rank of World.*";
   const auto world = world_from_environment();
   const Mesh mesh(world, {{"data", 2}, {"expert", 2}});
-  const int dead = std::atoi(std::getenv("DOVETAIL_TEST_DEAD"));
-  const std::string folder = std::getenv("DOVETAIL_TEST_FOLDER");
+  const Deaths deaths;
   const auto& expert = mesh.group("expert");
   const auto x = torch::ones({16 << 10, 256});  // 16 MB: takes long enough to be in the middle of it
   auto gradient = torch::ones({1000});
   std::thread killer;
   world->barrier();
-  if (world->rank() == dead)
+  if (world->rank() == deaths.dead)
     killer = std::thread([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(150));
-      std::ofstream(folder + "/death") << fmt::format("{:.6f}", seconds_since_epoch());
-      ::raise(SIGKILL);
+      deaths.die();
     });
   try {
     for (;;) {
@@ -140,8 +71,7 @@ TEST(Rank, LosesOneInAllToAll) {
       mesh.group("data")->all_reduce(gradient);
     }
   } catch (const CommError& error) {
-    std::ofstream(fmt::format("{}/rank{}", folder, world->rank())) << fmt::format("{:.6f}", seconds_since_epoch());
-    EXPECT_THAT(error.what(), HasSubstr(fmt::format("rank {} stopped answering", dead)));
+    deaths.known(world->rank(), error);
   }
   if (killer.joinable()) killer.join();
 }
@@ -192,30 +122,7 @@ TEST(World, AKilledProcessIsNamedByAllOthersAlsoWhenItIsRankZero) {
 TEST(World, ARankKilledInAllToAllIsNamedByAllOthersWithinASecond) {
   if (is_rank()) GTEST_SKIP() << "this is a rank";
   const World world(4);
-  for (int dead = 0; dead < 4; ++dead) {
-    std::string folder = testing::TempDir() + "all_to_all_XXXXXX";
-    ASSERT_NE(::mkdtemp(folder.data()), nullptr);
-    const auto time_of = [&](const std::string& name) {
-      double time = 0;
-      std::ifstream(folder + "/" + name) >> time;
-      return time;
-    };
-    const auto statuses = world.run("LosesOneInAllToAll", dead,
-                                    {fmt::format("DOVETAIL_TEST_DEAD={}", dead), "DOVETAIL_TEST_FOLDER=" + folder});
-    for (int r = 0; r < 4; ++r) {
-      const int status = statuses[static_cast<size_t>(r)];
-      if (r == dead) {
-        EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << status;
-        continue;
-      }
-      EXPECT_EQ(status, 0) << "rank " << r;
-      const double after_s = time_of(fmt::format("rank{}", r)) - time_of("death");
-      EXPECT_GT(after_s, 0);
-      EXPECT_LT(after_s, 1.0) << "rank " << r << " of " << 4 << " when rank " << dead << " died";
-      RecordProperty(fmt::format("death_of_{}_known_by_{}_s", dead, r), fmt::format("{:.3f}", after_s));
-    }
-    std::filesystem::remove_all(folder);
-  }
+  for (int dead = 0; dead < world.size(); ++dead) world.expect_death_is_known("LosesOneInAllToAll", dead, dead);
 }
 
 TEST(World, AProcessThatDiesInTheMiddleOfATransferIsNoticedBeforeTheTimeout) {

@@ -171,6 +171,16 @@ TEST(Gemm, AddsWeightedRows) {
     gemm_into(c, a, b, {.accumulate = true, .c_rows = rows, .c_weights = weights});
     const at::Tensor product = at::mm(a, b).to(at::kFloat) * weights.unsqueeze(1);
     expect_same_bits(c, at::zeros({60, 37}).index_add(0, rows, product));
+    // Rows of the product beyond those of c that are named.
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      const at::Tensor x = a.to(dtype), y = b.to(dtype);
+      at::Tensor most = at::zeros({60, 37}), all = at::zeros({60, 37});
+      gemm_into(most, x, y,
+                {.accumulate = true, .c_rows = rows.narrow(0, 0, 17), .c_weights = weights.narrow(0, 0, 17)});
+      gemm_into(all, x, y, {.accumulate = true, .c_rows = rows, .c_weights = weights});
+      all.index_fill_(0, rows.narrow(0, 17, 13).to(at::kLong), 0);
+      expect_same_bits(most, all);
+    }
   });
 }
 
@@ -208,6 +218,8 @@ TEST(Gemm, RefusesRowsItCannotUse) {
   const at::Tensor a = at::zeros({3, 4}), b = at::zeros({4, 2}), rows = at::zeros({3}, at::kInt);
   at::Tensor c = at::zeros({9, 2});
   EXPECT_THAT(user_error([&] { gemm_into(c, a, b, {.c_rows = rows}); }), HasSubstr("c_rows needs accumulate"));
+  EXPECT_THAT(user_error([&] { gemm_into(c, a, b, {.accumulate = true, .c_rows = at::zeros({4}, at::kInt)}); }),
+              HasSubstr("at most as many rows of c as the product's 3"));
   EXPECT_THAT(user_error([&] { gemm_into(c, a, b, {.accumulate = true, .c_weights = at::ones({3})}); }),
               HasSubstr("c_weights needs c_rows"));
   EXPECT_THAT(user_error([&] { gemm(a, b, {.a_rows = at::zeros({3}, at::kLong)}); }), HasSubstr("a_rows must be"));
