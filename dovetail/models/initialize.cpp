@@ -6,12 +6,15 @@
 #include "dovetail/base/parallel.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/models/gpt.h"
+#include "dovetail/models/normal_values.h"
 
 namespace dovetail {
 namespace {
 
 // Even, so that a piece begins with the first normal of a pair.
 constexpr int64_t kGrain = 1 << 14;
+
+}  // namespace
 
 at::Tensor normal_values(at::IntArrayRef shape, double std, uint64_t key) {
   auto values = torch::empty(shape, torch::kFloat32);
@@ -25,8 +28,6 @@ at::Tensor normal_values(at::IntArrayRef shape, double std, uint64_t key) {
   });
   return values;
 }
-
-}  // namespace
 
 void initialize(GPT& model, uint64_t seed, double noise) {
   const torch::NoGradGuard no_grad;

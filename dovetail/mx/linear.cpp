@@ -19,6 +19,8 @@ const char* role_name(LinearRole role) {
       return "ffn_up";
     case LinearRole::kFeedForwardDown:
       return "ffn_down";
+    case LinearRole::kTower:
+      return "tower";
     case LinearRole::kHead:
       return "head";
   }

@@ -12,8 +12,8 @@
 namespace dovetail {
 
 /// What a Linear is for; later recipes choose its precision by role.
-enum class LinearRole { kQkv, kAttentionOut, kFeedForwardUp, kFeedForwardDown, kHead };
-/// "qkv", "attention_out", "ffn_up", "ffn_down", "head".
+enum class LinearRole { kQkv, kAttentionOut, kFeedForwardUp, kFeedForwardDown, kTower, kHead };
+/// "qkv", "attention_out", "ffn_up", "ffn_down", "tower", "head".
 const char* role_name(LinearRole role);
 
 /// A Linear layer that knows its role and full name ("blocks.3.ffn.up"). weight (out, in); bias (out) or undefined.

@@ -19,12 +19,10 @@
 #include "dovetail/models/gpt.h"
 #include "dovetail/mx/feed_forward.h"
 #include "dovetail/train/collective.h"
-#include "dovetail/train/load_model.h"
 #include "dovetail/train/report.h"
 #include "dovetail/train/resolve.h"
 #include "dovetail/train/resume.h"
 #include "dovetail/train/run_folder.h"
-#include "dovetail/train/samples.h"
 #include "dovetail/train/training.h"
 
 namespace dovetail {
@@ -155,25 +153,7 @@ StartingPoint open_run(const ResolvedRun& run, Group& group, const TrainOptions&
   return start;
 }
 
-/// Samples and the report, from what training left.
-void finish_run(const RunFolder& folder, Training& training, const ResolvedRun& run, bool quiet) {
-  if (training.complete()) {
-    nlohmann::ordered_json samples = nlohmann::ordered_json::array();
-    // A model whose experts are spread would need all ranks; its checkpoint is whole.
-    std::shared_ptr<GPT> whole;
-    if (training.model().expert_ranks() && !run.config.log.sample_prompts.empty())
-      whole = load_model(folder.path()).model;
-    GPT& model = whole ? *whole : training.model();
-    for (const Sample& sample : continue_prompts(model, training.store().tokenizer(), run.config)) {
-      samples.push_back({{"prompt", sample.prompt}, {"continuation", sample.continuation}});
-      if (!quiet) log_info("--- sample\n{}{}\n---", sample.prompt, sample.continuation);
-    }
-    folder.write_json("samples.json", samples);
-  }
-  write_report(folder.path());
-}
-
-TrainResult result_of(const Training& training) {
+TrainResult result_of(const TrainingLoop& training) {
   const RunState& state = training.state();
   TrainResult result = {.steps = state.step, .interrupted = !training.complete()};
   if (state.last) result.loss = state.last->loss;
@@ -218,7 +198,8 @@ TrainResult train(const RunConfig& config, std::shared_ptr<Group> group, const T
   training.run();
   on_rank_zero(*group, "writing the report", [&] {
     write_machine(training.complete());
-    finish_run(*folder, training, run, options.quiet);
+    if (training.complete()) training.finish(*folder, options.quiet);
+    write_report(folder->path());
   });
   return result_of(training);
 }

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "dovetail/io/checkpoint.h"
+#include "dovetail/train/resolve.h"
+#include "dovetail/train/resume.h"
+#include "dovetail/train/run_folder.h"
+#include "dovetail/train/run_output.h"
+#include "dovetail/train/step.h"
+
+namespace dovetail {
+
+/// The loop over steps, whatever is trained: signals and the time limit, logs, steps that were not finite, evaluation,
+/// checkpoints.
+class TrainingLoop {
+ public:
+  virtual ~TrainingLoop() = default;
+  TrainingLoop(const TrainingLoop&) = delete;
+  TrainingLoop& operator=(const TrainingLoop&) = delete;
+
+  /// Trains until the last step, a signal or the time limit, and saves. All ranks together. Throws std::runtime_error
+  /// after train.max_skipped_steps steps in a row that were not finite.
+  void run();
+
+  bool complete() const { return state_.step >= run_.config.train.steps; }
+  const RunState& state() const { return state_; }
+  /// A line or more for the log: what is read, and how often over the run.
+  virtual std::string data_summary() const = 0;
+  /// After the last step, on rank 0: what the run shows beside its logs.
+  virtual void finish(const RunFolder& folder, bool quiet) = 0;
+
+ protected:
+  TrainingLoop(const ResolvedRun& run, std::shared_ptr<Group> group, RunState state);
+  /// At the end of construction, on rank 0: `folder`.
+  void open_output(RunFolder& folder, bool quiet);
+
+  /// Step `number`; `timings` gets what data and communication took.
+  virtual StepOutcome train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) = 0;
+  /// Records of the step beside its metrics.
+  virtual void report_step() = 0;
+  virtual std::optional<Validation> evaluate() = 0;
+  /// Updates of the weights so far.
+  virtual int64_t updates() const = 0;
+  /// What a checkpoint holds, on rank 0.
+  virtual std::map<std::string, at::Tensor> checkpoint_tensors() = 0;
+  virtual nlohmann::json checkpoint_state() const = 0;
+
+  const RunConfig& config() const { return run_.config; }
+  bool resumed() const { return state_.step > 0 || !state_.resumed_from.empty(); }
+  RunOutput* output() { return output_ ? &*output_ : nullptr; }  ///< null on other ranks than 0
+
+  const ResolvedRun& run_;
+  std::shared_ptr<Group> group_;
+  RunState state_;
+
+ private:
+  /// One step with everything that is due after it; true if a rank wants to stop.
+  bool advance();
+  bool take_step(StepTimings& timings);
+  void evaluate_if_due(StepTimings& timings);
+  /// Warns of a skipped step; throws when there were too many in a row.
+  void check_skipped();
+  void save_if_due(bool stopping, StepTimings& timings);
+  bool time_is_up() const;
+
+  std::optional<RunOutput> output_;              ///< rank 0
+  std::optional<CheckpointFolder> checkpoints_;  ///< rank 0
+  int64_t saved_step_ = -1;
+  double begin_s_ = 0;
+};
+
+}  // namespace dovetail
