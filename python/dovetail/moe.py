@@ -56,6 +56,9 @@ class MoELayer(nn.Module):
     options are those of ``moe_route``, by name: score, normalize, drop, capacity_factor, ... Router and weights are
     float32 whatever `dtype`, that of the experts. Each expert's matrices are parameters of their own, so the layer
     stands beside DistributedDataParallel as any other.
+
+    A `gate` of your own stands in for the router: a module that makes a Routing of rows (T, width) float32, with as many
+    choices a token as it likes; choices of one expert have slots from 0 on, each its own.
     """
 
     def __init__(
@@ -70,21 +73,27 @@ class MoELayer(nn.Module):
         z_loss: float = 0.0,
         device=None,
         dtype: torch.dtype | None = None,
+        gate: nn.Module | None = None,
         **routing,
     ):
         super().__init__()
+        if gate is not None and routing:
+            raise ValueError(f"{', '.join(routing)}: options of the router, which `gate` stands in for")
         if activation not in ("swiglu", "gelu", "relu2"):
             raise ValueError(f'activation "{activation}" is none of "swiglu", "gelu", "relu2"')
         self.k, self.activation = k, activation
         self.load_loss, self.z_loss = load_loss, z_loss
         self.routing = {"drop": "none", **routing}
-        route(torch.zeros(1, experts), k, **self.routing)  # what cannot be is an error here and not in the first step
+        if gate is None:
+            route(torch.zeros(1, experts), k, **self.routing)  # what cannot be is an error here and not in the first step
         rows = 2 * ffn_width if activation == "swiglu" else ffn_width
 
         def matrices(*sizes: int) -> nn.ParameterList:
             return nn.ParameterList(torch.empty(*sizes, device=device, dtype=dtype) for _ in range(experts))
 
-        self.router = nn.Parameter(torch.empty(experts, width, device=device, dtype=torch.float32))
+        self.gate = gate
+        router = None if gate is not None else torch.empty(experts, width, device=device, dtype=torch.float32)
+        self.router = None if router is None else nn.Parameter(router)
         self.up, self.down = matrices(rows, width), matrices(width, ffn_width)
         self.up_bias = matrices(rows) if bias else nn.ParameterList()
         self.down_bias = matrices(width) if bias else nn.ParameterList()
@@ -92,7 +101,8 @@ class MoELayer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Uniform within 1 / sqrt(fan-in), as ``torch.nn.Linear``."""
-        for weight in [self.router, *self.up, *self.down]:
+        own_router = [] if self.router is None else [self.router]
+        for weight in [*own_router, *self.up, *self.down]:
             nn.init.uniform_(weight, -1 / math.sqrt(weight.shape[1]), 1 / math.sqrt(weight.shape[1]))
         for weights, biases in [(self.up, self.up_bias), (self.down, self.down_bias)]:
             for weight, bias in zip(weights, biases, strict=False):
@@ -100,7 +110,10 @@ class MoELayer(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         rows = x.reshape(-1, x.shape[-1])
-        routing = route(functional.linear(rows.float(), self.router), self.k, **self.routing)
+        if self.gate is None:
+            routing = route(functional.linear(rows.float(), self.router), self.k, **self.routing)
+        else:
+            routing = self.gate(rows.float())
         y = torch.ops.dovetail.moe_experts(
             rows,
             routing.weight,
@@ -116,4 +129,5 @@ class MoELayer(nn.Module):
         return y.to(x.dtype).reshape(x.shape), loss
 
     def extra_repr(self) -> str:
-        return f"width={self.router.shape[1]}, experts={len(self.up)}, k={self.k}, activation={self.activation}"
+        width, choices = self.down[0].shape[0], "" if self.gate else f"k={self.k}, "
+        return f"width={width}, experts={len(self.up)}, {choices}activation={self.activation}"

@@ -122,6 +122,39 @@ def test_the_layer_is_mixtrals():
     torch.testing.assert_close(layer(x)[0], theirs[0] if isinstance(theirs, tuple) else theirs, rtol=1e-4, atol=1e-5)
 
 
+class ByTurns(torch.nn.Module):
+    """A gate that no option of the router gives: token t goes to experts t and t + 1, weighed by learned numbers."""
+
+    def __init__(self, experts):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor([0.75, 0.5]))
+        self.experts = experts
+
+    def forward(self, rows):
+        first = torch.arange(len(rows)) % self.experts
+        expert = torch.stack([first, (first + 1) % self.experts], 1).int()
+        taken = torch.nn.functional.one_hot(expert.flatten().long(), self.experts)
+        slot = (taken.cumsum(0) - 1).gather(1, expert.flatten().long()[:, None]).view_as(expert).int()
+        none = rows.new_zeros(())
+        return moe.Routing(expert, slot, self.scale.expand(len(rows), 2), taken.sum(0), none, none)
+
+
+def test_the_layer_takes_a_gate_of_ones_own():
+    torch.manual_seed(4)
+    layer = moe.MoELayer(16, 12, experts=3, activation="gelu", gate=ByTurns(3))
+    assert not any(name.startswith("router") for name, _ in layer.named_parameters())
+    x = torch.randn(7, 16)
+    y, loss = layer(x)
+    y.sum().backward()
+    assert loss == 0
+    assert layer.gate.scale.grad.abs().min() > 0
+    for t, row in enumerate(x):
+        made = [layer.down[e] @ dovetail.gelu(layer.up[e] @ row) for e in (t % 3, (t + 1) % 3)]
+        torch.testing.assert_close(y[t], 0.75 * made[0] + 0.5 * made[1], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="score: options of the router"):
+        moe.MoELayer(16, 12, experts=3, gate=ByTurns(3), score="sigmoid")
+
+
 def test_the_layer_composes_of_its_operations():
     torch.manual_seed(3)
     layer = moe.MoELayer(
