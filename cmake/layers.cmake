@@ -42,7 +42,8 @@ target_include_directories(dovetail_comm SYSTEM PRIVATE ${CMAKE_SOURCE_DIR}/dove
 
 # Parquet in a module of its own, opened when a Parquet file is read: Arrow is 60 MB that nothing else needs.
 if(EXISTS ${CMAKE_SOURCE_DIR}/dovetail/data/parquet/parquet_module.cpp)
-  add_library(dovetail_parquet MODULE ${CMAKE_SOURCE_DIR}/dovetail/data/parquet/parquet_module.cpp)
+  file(GLOB parquet_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/dovetail/data/parquet/*.cpp)
+  add_library(dovetail_parquet MODULE ${parquet_sources})
   target_link_libraries(dovetail_parquet PRIVATE dovetail_data arrow_wheel)
   set_target_properties(dovetail_parquet PROPERTIES BUILD_RPATH "${CMAKE_BINARY_DIR}/lib;${TORCH_DIR}/lib;${ARROW_DIR}")
 endif()

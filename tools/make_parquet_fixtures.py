@@ -11,6 +11,28 @@ import pyarrow.parquet as pq
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "data_files" / "parquet"
 
 
+def write_rows():
+    """Columns of every type that rows may have; tests/data/row_parquet_test.cpp has the same formulas."""
+    n = range(50)
+    tags = [None if i % 9 == 7 else [f"t{j}" for j in range(i % 4)] for i in n]
+    columns = {
+        "nested": pa.array([{"a": i, "b": [i, i]} for i in n]),
+        "delay": pa.array([None if i % 11 == 6 else float(i) for i in n], pa.float64()),
+        "flag": pa.array([i % 2 == 1 for i in n]),
+        "small": pa.array([i % 5 - 2 for i in n], pa.int8()),
+        "number": pa.array([i * 1000003 - 7 for i in n], pa.int64()),
+        "real": pa.array([None if i % 13 == 5 else float("nan") if i % 13 == 4 else i / 4 for i in n], pa.float32()),
+        "city": pa.array([None if i % 10 == 3 else f"city {i % 6}" for i in n]),
+        "kind": pa.array([None if i % 7 == 2 else f"kind {i % 3}" for i in n]).dictionary_encode(),
+        "tags": pa.array(tags, pa.list_(pa.string())),
+        "tag_weights": pa.array([None if t is None else [j + 0.5 for j in range(len(t))] for t in tags]),
+        "ids": pa.array([list(range(i % 3)) for i in n], pa.large_list(pa.int32())),
+        "pair": pa.array([[i, i + 1] for i in n], pa.list_(pa.int64(), 2)),
+        "day": pa.array(list(n), pa.date32()),
+    }
+    pq.write_table(pa.table(columns), FOLDER / "rows.parquet", row_group_size=20)
+
+
 def main():
     FOLDER.mkdir(parents=True, exist_ok=True)
     texts = [None if i % 7 == 3 else "" if i % 7 == 5 else f"row {i} \u00e9\n" * (i % 4 + 1) for i in range(50)]
@@ -20,6 +42,7 @@ def main():
         pq.write_table(table, FOLDER / f"{name}.parquet", row_group_size=20)
     dictionary = pa.table({"text": pa.array(texts).dictionary_encode()})
     pq.write_table(dictionary, FOLDER / "dictionary.parquet")
+    write_rows()
 
 
 if __name__ == "__main__":

@@ -5,16 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <condition_variable>
-#include <deque>
-#include <exception>
-#include <mutex>
-#include <thread>
 #include <vector>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/rng.h"
+#include "dovetail/data/prefetch.h"
 #include "dovetail/data/sampling.h"
 
 namespace dovetail {
@@ -60,15 +56,6 @@ struct Loader::State {
       add_phase(from, phase.mixture, "data.phase");
     }
     count_earlier_samples();
-  }
-
-  ~State() {
-    {
-      const std::lock_guard lock(mutex);
-      stopping = true;
-    }
-    wake.notify_all();
-    if (thread.joinable()) thread.join();
   }
 
   size_t source_index(const std::string& path) {
@@ -140,60 +127,7 @@ struct Loader::State {
     return tokens;
   }
 
-  at::Tensor take(int64_t step) {
-    std::unique_lock lock(mutex);
-    if (!thread.joinable()) thread = std::thread([this] { prefetch(); });
-    if (ready.empty() ? next != step : ready.front().step != step) {
-      ready.clear();
-      next = step;
-      failure = nullptr;
-      wake.notify_all();
-    }
-    wake.wait(lock, [&] { return !ready.empty() || failure != nullptr; });
-    if (ready.empty()) std::rethrow_exception(failure);
-    at::Tensor tokens = std::move(ready.front().tokens);
-    ready.pop_front();
-    wake.notify_all();
-    return tokens;
-  }
-
-  void prefetch() {
-    std::unique_lock lock(mutex);
-    while (true) {
-      wake.wait(lock, [&] { return stopping || (ready.size() < kAhead && failure == nullptr); });
-      if (stopping) return;
-      const int64_t step = next;
-      at::Tensor tokens;
-      std::exception_ptr error;
-      lock.unlock();
-      try {
-        tokens = make(step);
-      } catch (...) {
-        error = std::current_exception();
-      }
-      lock.lock();
-      if (next != step) continue;  // another step was asked for meanwhile
-      failure = error;
-      if (error == nullptr) {
-        ready.push_back({step, std::move(tokens)});
-        ++next;
-      }
-      wake.notify_all();
-    }
-  }
-
-  static constexpr size_t kAhead = 4;
-  struct Ready {
-    int64_t step;
-    at::Tensor tokens;
-  };
-  std::mutex mutex;
-  std::condition_variable wake;
-  std::deque<Ready> ready;  ///< consecutive steps; `next` follows the last
-  int64_t next = 0;
-  std::exception_ptr failure;
-  bool stopping = false;
-  std::thread thread;
+  Prefetcher<at::Tensor> prefetcher{[this](int64_t step) { return make(step); }};  ///< last: it uses the others
 };
 
 Loader::Loader(const DataConfig& config, const LoaderOptions& options)
@@ -203,7 +137,7 @@ Loader::~Loader() = default;
 
 at::Tensor Loader::step(int64_t step) {
   DOVETAIL_CHECK(step >= 0, "step {}", step);
-  return state_->take(step);
+  return state_->prefetcher.take(step);
 }
 
 const TokenStore& Loader::first_store() const { return state_->sources.front()->store; }

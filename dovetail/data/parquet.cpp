@@ -3,15 +3,28 @@
 #include "dovetail/base/module.h"
 
 namespace dovetail {
+namespace {
+
+void* entry(const char* name) {
+  return open_module(module_path(kParquetModule), name,
+                     "reading Parquet needs the Arrow libraries of pyarrow: pip install 'pyarrow==26.*' beside torch, "
+                     "or convert the data to text (.jsonl, .tsv)");
+}
+
+}  // namespace
 
 std::unique_ptr<ParquetText> open_parquet(const std::filesystem::path& path, const std::string& column) {
   // Tried again after a throw.
-  static const auto open = reinterpret_cast<OpenParquetText>(
-      open_module(module_path(kParquetModule), kParquetEntry,
-                  "reading Parquet needs the Arrow libraries of pyarrow: pip install 'pyarrow==26.*' beside torch, or "
-                  "convert the data to .jsonl"));
+  static const auto open = reinterpret_cast<OpenParquetText>(entry(kParquetTextEntry));
   std::unique_ptr<ParquetText> reader;
   open(path.c_str(), column.c_str(), reader);
+  return reader;
+}
+
+std::unique_ptr<ParquetColumns> open_parquet_columns(const std::filesystem::path& path) {
+  static const auto open = reinterpret_cast<OpenParquetColumns>(entry(kParquetColumnsEntry));
+  std::unique_ptr<ParquetColumns> reader;
+  open(path.c_str(), reader);
   return reader;
 }
 

@@ -12,4 +12,7 @@ namespace dovetail {
 /// pyarrow when the module or Arrow is not there, and for a file that cannot be read or has no such column.
 std::unique_ptr<ParquetText> open_parquet(const std::filesystem::path& path, const std::string& column);
 
+/// The columns of a Parquet file. Throws as open_parquet does.
+std::unique_ptr<ParquetColumns> open_parquet_columns(const std::filesystem::path& path);
+
 }  // namespace dovetail

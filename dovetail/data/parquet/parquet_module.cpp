@@ -1,51 +1,29 @@
 #include "dovetail/data/parquet/parquet_module.h"
 
-#include <arrow/api.h>
-#include <arrow/io/api.h>
 #include <fmt/format.h>
-#include <parquet/arrow/reader.h>
-#include <parquet/exception.h>
-#include <parquet/file_reader.h>
-#include <parquet/metadata.h>
 
 #include <algorithm>
 #include <string>
-#include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/data/parquet/arrow_file.h"
 
 namespace dovetail {
 namespace {
 
 class ArrowText : public ParquetText {
  public:
-  ArrowText(std::string path, const std::string& column) : path_(std::move(path)) {
-    auto file = check(arrow::io::ReadableFile::Open(path_));
-    // Damage in the file's own structures comes as an exception, everything else as a status.
-    try {
-      reader_ = check(parquet::arrow::OpenFile(std::move(file), arrow::default_memory_pool()));
-    } catch (const parquet::ParquetException& e) {
-      refuse(e.what());
-    }
-    std::shared_ptr<arrow::Schema> schema;
-    check(reader_->GetSchema(&schema));
-    column_ = find_column(*schema, column);
-  }
+  ArrowText(std::string path, const std::string& column) : file_(std::move(path)), column_(find_column(column)) {}
 
-  int64_t num_row_groups() const override { return reader_->num_row_groups(); }
+  int64_t num_row_groups() const override { return file_.metadata().num_row_groups(); }
 
   uint64_t group_bytes(int64_t group) const override {
-    const auto metadata = reader_->parquet_reader()->metadata()->RowGroup(static_cast<int>(group));
+    const auto metadata = file_.metadata().RowGroup(static_cast<int>(group));
     return static_cast<uint64_t>(std::max<int64_t>(0, metadata->ColumnChunk(column_)->total_uncompressed_size()));
   }
 
   void read(int64_t group, const std::function<void(int64_t, std::string_view)>& visit) override {
-    std::shared_ptr<arrow::Table> table;
-    try {
-      table = check(reader_->ReadRowGroup(static_cast<int>(group), {column_}));
-    } catch (const parquet::ParquetException& e) {
-      refuse(e.what());
-    }
+    const auto table = file_.read(group, {column_});
     int64_t row = first_row(group);
     for (const auto& chunk : table->column(0)->chunks()) {
       if (const auto* text = dynamic_cast<const arrow::StringArray*>(chunk.get()))
@@ -53,52 +31,30 @@ class ArrowText : public ParquetText {
       else if (const auto* large = dynamic_cast<const arrow::LargeStringArray*>(chunk.get()))
         visit_all(*large, row, visit);
       else
-        refuse(fmt::format("the text column is read as {}, not as strings", chunk->type()->ToString()));
+        file_.refuse(fmt::format("the text column is read as {}, not as strings", chunk->type()->ToString()));
       row += chunk->length();
     }
   }
 
  private:
-  [[noreturn]] void refuse(const std::string& reason) const {
-    throw UserError(fmt::format("cannot read Parquet: {}", reason), "write it again, for example with pyarrow", path_);
-  }
-
-  void check(const arrow::Status& status) const {
-    if (!status.ok()) refuse(status.message());
-  }
-
-  template <class T>
-  T check(arrow::Result<T> result) const {
-    check(result.status());
-    return std::move(result).ValueUnsafe();
-  }
-
-  int find_column(const arrow::Schema& schema, const std::string& wanted) const {
+  int find_column(const std::string& wanted) const {
     std::string found;
+    const arrow::Schema& schema = file_.schema();
     for (int i = 0; i < schema.num_fields(); ++i) {
       const auto& field = *schema.field(i);
       found += fmt::format(" `{}` ({})", field.name(), field.type()->ToString());
       if (field.name() != wanted) continue;
       if (field.type()->id() != arrow::Type::STRING && field.type()->id() != arrow::Type::LARGE_STRING)
-        refuse(fmt::format("column `{}` holds {}, not strings", wanted, field.type()->ToString()));
-      return leaf_index(schema, i);
+        file_.refuse(fmt::format("column `{}` holds {}, not strings", wanted, field.type()->ToString()));
+      return file_.leaves(i).front();
     }
     throw UserError(fmt::format("no column `{}`; found{}", wanted, found),
-                    "name the column that holds the text: --set data.text_field=...", path_);
-  }
-
-  /// Parquet numbers leaves: a nested column before ours counts for each of its own.
-  int leaf_index(const arrow::Schema& schema, int field) const {
-    const auto* parquet_schema = reader_->parquet_reader()->metadata()->schema();
-    for (int leaf = 0; leaf < parquet_schema->num_columns(); ++leaf)
-      if (parquet_schema->Column(leaf)->path()->ToDotString() == schema.field(field)->name()) return leaf;
-    refuse(fmt::format("column `{}` is not a leaf", schema.field(field)->name()));
+                    "name the column that holds the text: --set data.text_field=...", file_.path());
   }
 
   int64_t first_row(int64_t group) const {
     int64_t row = 0;
-    for (int64_t g = 0; g < group; ++g)
-      row += reader_->parquet_reader()->metadata()->RowGroup(static_cast<int>(g))->num_rows();
+    for (int64_t g = 0; g < group; ++g) row += file_.metadata().RowGroup(static_cast<int>(g))->num_rows();
     return row;
   }
 
@@ -108,8 +64,7 @@ class ArrowText : public ParquetText {
       if (!texts.IsNull(i)) visit(row + i, texts.GetView(i));
   }
 
-  std::string path_;
-  std::unique_ptr<parquet::arrow::FileReader> reader_;
+  ArrowFile file_;
   int column_ = 0;  ///< among the leaves
 };
 

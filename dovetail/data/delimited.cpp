@@ -1,0 +1,196 @@
+#include "dovetail/data/delimited.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "dovetail/base/error.h"
+
+namespace dovetail {
+namespace {
+
+const char* find(const char* begin, const char* end, char wanted) {
+  const void* found = begin == end ? nullptr : std::memchr(begin, wanted, static_cast<size_t>(end - begin));
+  return found == nullptr ? end : static_cast<const char*>(found);
+}
+
+/// Behind the quote that closes the field whose opening quote is at `p`; null if none does. `doubled` counts quotes
+/// that stand for one.
+const char* behind_quotes(const char* p, const char* end, int64_t& doubled) {
+  for (++p;; p += 2) {
+    p = find(p, end, '"');
+    if (p == end) return nullptr;
+    if (p + 1 == end || p[1] != '"') return p + 1;
+    ++doubled;
+  }
+}
+
+}  // namespace
+
+/// Takes records apart; one a thread, since it holds the text of quoted fields.
+class DelimitedFile::Splitter {
+ public:
+  Splitter(const DelimitedFormat& format, const std::vector<size_t>& selected)
+      : format_(format), cell_of_(format.columns.size(), -1), cells_(selected.size()), unquoted_(selected.size()) {
+    for (size_t i = 0; i < selected.size(); ++i) cell_of_[selected[i]] = static_cast<int>(i);
+  }
+
+  std::span<const Cell> cells() const { return cells_; }
+
+  /// Whether the record [p, end) has as many fields as there are columns, each well formed.
+  bool split(const char* p, const char* end, BadRow& bad) {
+    const size_t width = cell_of_.size();
+    size_t field = 0;
+    for (;; ++field) {
+      std::string_view text;
+      const char* next = nullptr;
+      if (format_.quotes && p != end && *p == '"') {
+        next = quoted(p, end, field, text);
+        if (next != end && *next != format_.delimiter) return refuse(bad, field, "text after the closing quote");
+      } else {
+        next = find(p, end, format_.delimiter);
+        text = std::string_view(p, static_cast<size_t>(next - p));
+        if (format_.quotes && text.find('"') != std::string_view::npos)
+          return refuse(bad, field, "a quote inside a field that is not in quotes");
+      }
+      if (field < width && cell_of_[field] >= 0) set(static_cast<size_t>(cell_of_[field]), text);
+      if (next == end) break;
+      p = next + 1;
+    }
+    if (field + 1 == width) return true;
+    bad.reason = fmt::format("{} fields, not {}", field + 1, width);
+    return false;
+  }
+
+ private:
+  void set(size_t cell, std::string_view text) {
+    cells_[cell].kind = text.empty() ? Cell::Kind::kMissing : Cell::Kind::kText;
+    cells_[cell].text = text;
+  }
+
+  /// The text between quotes, and what comes behind them. Records end outside of quotes, so that these close.
+  const char* quoted(const char* p, const char* end, size_t field, std::string_view& text) {
+    int64_t doubled = 0;
+    const char* behind = behind_quotes(p, end, doubled);
+    DOVETAIL_CHECK(behind != nullptr, "a record ends inside quotes");
+    text = std::string_view(p + 1, static_cast<size_t>(behind - p - 2));
+    const int cell = field < cell_of_.size() ? cell_of_[field] : -1;
+    if (doubled == 0 || cell < 0) return behind;
+    std::string& copy = unquoted_[static_cast<size_t>(cell)];
+    copy.clear();
+    for (size_t i = 0; i < text.size(); ++i) {
+      copy.push_back(text[i]);
+      if (text[i] == '"') ++i;
+    }
+    text = copy;
+    return behind;
+  }
+
+  bool refuse(BadRow& bad, size_t field, const char* reason) const {
+    if (field < format_.columns.size()) bad.column = format_.columns[field];
+    bad.reason = reason;
+    return false;
+  }
+
+  const DelimitedFormat& format_;
+  std::vector<int> cell_of_;  ///< by field, -1 for those not selected
+  std::vector<Cell> cells_;
+  std::vector<std::string> unquoted_;
+};
+
+DelimitedFile::DelimitedFile(std::filesystem::path path, DelimitedFormat format)
+    : path_(std::move(path)), format_(std::move(format)), file_(path_) {
+  data_ = begin_ = reinterpret_cast<const char*>(file_.bytes().data());
+  end_ = data_ + file_.bytes().size();
+  if (std::string_view(begin_, static_cast<size_t>(std::min<std::ptrdiff_t>(3, end_ - begin_))) == "\xef\xbb\xbf")
+    begin_ += 3;
+  if (!format_.columns.empty()) return;
+  user_check(begin_ != end_, "{} is empty: it has no header; set rows.header = false and rows.columns", path_.string());
+  const char* end = record_end(begin_);
+  if (end == nullptr) throw UserError("a quote of the header is never closed", {}, path_.string());
+  // The names are read as a record of one column would be: as many as there are.
+  const char* text_end = end > begin_ && end[-1] == '\n' ? end - 1 : end;
+  if (text_end > begin_ && text_end[-1] == '\r') --text_end;
+  const char* p = begin_;
+  while (true) {
+    int64_t doubled = 0;
+    const bool quoted = format_.quotes && p != text_end && *p == '"';
+    const char* next = quoted ? behind_quotes(p, text_end, doubled) : find(p, text_end, format_.delimiter);
+    format_.columns.emplace_back(quoted ? p + 1 : p, quoted ? next - 1 : next);
+    if (next == text_end) break;
+    p = next + 1;
+  }
+  const std::set<std::string> names(format_.columns.begin(), format_.columns.end());
+  if (names.size() != format_.columns.size())
+    throw UserError("the header names a column twice", "rename one of them, or set rows.header = false",
+                    path_.string());
+  begin_ = end;
+}
+
+const char* DelimitedFile::record_end(const char* p) const {
+  const char* end = find(p, end_, '\n');
+  if (end != end_) ++end;
+  if (!format_.quotes || find(p, end, '"') == end) return end;
+  return quoted_record_end(p);
+}
+
+const char* DelimitedFile::quoted_record_end(const char* p) const {
+  while (true) {
+    if (p != end_ && *p == '"') {
+      int64_t doubled = 0;
+      p = behind_quotes(p, end_, doubled);
+      if (p == nullptr) return nullptr;
+    }
+    while (p != end_ && *p != format_.delimiter && *p != '\n') ++p;
+    if (p == end_) return p;
+    if (*p++ == '\n') return p;
+  }
+}
+
+std::vector<RecordRange> DelimitedFile::ranges(uint64_t bytes) const {
+  std::vector<RecordRange> found;
+  int64_t row = 0;
+  for (const char* p = begin_; p != end_;) {
+    RecordRange range{static_cast<uint64_t>(p - data_), 0, row, 0};
+    const char* const enough = p + std::min<uint64_t>(bytes, static_cast<uint64_t>(end_ - p));
+    do {
+      const char* end = record_end(p);
+      if (end == nullptr)
+        throw UserError("a quote is never closed, so that the rows after it cannot be told apart",
+                        "close it, or write a quote inside a field as two",
+                        fmt::format("{}: row {}", path_.string(), row + 1));
+      p = end;
+      ++row;
+    } while (p < enough);
+    range.end = static_cast<uint64_t>(p - data_);
+    range.rows = row - range.first_row;
+    found.push_back(range);
+  }
+  return found;
+}
+
+std::pair<RecordRange, RecordRange> DelimitedFile::cut(const RecordRange& range, int64_t rows) const {
+  const char* p = data_ + range.begin;
+  for (int64_t i = 0; i < rows; ++i) p = record_end(p);
+  const auto at = static_cast<uint64_t>(p - data_);
+  return {RecordRange{range.begin, at, range.first_row, rows},
+          RecordRange{at, range.end, range.first_row + rows, range.rows - rows}};
+}
+
+void DelimitedFile::read(const RecordRange& range, const std::vector<size_t>& selected, const Visit& visit) const {
+  Splitter splitter(format_, selected);
+  int64_t row = range.first_row;
+  for (const char* p = data_ + range.begin; p != data_ + range.end;) {
+    const char* const next = record_end(p);
+    const char* end = next[-1] == '\n' ? next - 1 : next;
+    if (end > p && end[-1] == '\r') --end;
+    BadRow bad{++row, {}, {}};
+    const bool good = splitter.split(p, end, bad);
+    visit(row, good ? splitter.cells() : std::span<const Cell>(), good ? nullptr : &bad);
+    p = next;
+  }
+}
+
+}  // namespace dovetail

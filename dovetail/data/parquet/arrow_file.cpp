@@ -1,0 +1,53 @@
+#include "dovetail/data/parquet/arrow_file.h"
+
+#include <arrow/io/api.h>
+#include <fmt/format.h>
+#include <parquet/arrow/schema.h>
+#include <parquet/exception.h>
+
+#include "dovetail/base/error.h"
+
+namespace dovetail {
+namespace {
+
+void collect(const parquet::arrow::SchemaField& field, std::vector<int>& leaves) {
+  if (field.is_leaf()) leaves.push_back(field.column_index);
+  for (const auto& child : field.children) collect(child, leaves);
+}
+
+}  // namespace
+
+ArrowFile::ArrowFile(std::string path) : path_(std::move(path)) {
+  auto file = check(arrow::io::ReadableFile::Open(path_));
+  // Damage in the file's own structures comes as an exception, everything else as a status.
+  try {
+    reader_ = check(parquet::arrow::OpenFile(std::move(file), arrow::default_memory_pool()));
+  } catch (const parquet::ParquetException& e) {
+    refuse(e.what());
+  }
+  check(reader_->GetSchema(&schema_));
+}
+
+std::vector<int> ArrowFile::leaves(int field) const {
+  std::vector<int> found;
+  collect(reader_->manifest().schema_fields[static_cast<size_t>(field)], found);
+  return found;
+}
+
+std::shared_ptr<arrow::Table> ArrowFile::read(int64_t group, const std::vector<int>& leaves) const {
+  try {
+    return check(reader_->ReadRowGroup(static_cast<int>(group), leaves));
+  } catch (const parquet::ParquetException& e) {
+    refuse(e.what());
+  }
+}
+
+void ArrowFile::refuse(const std::string& reason) const {
+  throw UserError(fmt::format("cannot read Parquet: {}", reason), "write it again, for example with pyarrow", path_);
+}
+
+void ArrowFile::check(const arrow::Status& status) const {
+  if (!status.ok()) refuse(status.message());
+}
+
+}  // namespace dovetail

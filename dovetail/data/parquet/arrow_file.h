@@ -1,0 +1,41 @@
+#pragma once
+
+#include <arrow/api.h>
+#include <parquet/arrow/reader.h>
+#include <parquet/file_reader.h>
+#include <parquet/metadata.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace dovetail {
+
+/// An open Parquet file, whose every failure becomes a UserError that names it.
+class ArrowFile {
+ public:
+  explicit ArrowFile(std::string path);
+
+  const std::string& path() const { return path_; }
+  const arrow::Schema& schema() const { return *schema_; }
+  const parquet::FileMetaData& metadata() const { return *reader_->parquet_reader()->metadata(); }
+  /// The leaves below a field of the schema: Parquet numbers leaves, and a nested column has several.
+  std::vector<int> leaves(int field) const;
+  std::shared_ptr<arrow::Table> read(int64_t group, const std::vector<int>& leaves) const;
+
+  [[noreturn]] void refuse(const std::string& reason) const;
+  void check(const arrow::Status& status) const;
+  template <class T>
+  T check(arrow::Result<T> result) const {
+    check(result.status());
+    return std::move(result).ValueUnsafe();
+  }
+
+ private:
+  std::string path_;
+  std::unique_ptr<parquet::arrow::FileReader> reader_;
+  std::shared_ptr<arrow::Schema> schema_;
+};
+
+}  // namespace dovetail

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace dovetail {
+
+/// Makes the items of a sequence ahead of time, on a thread of its own that begins with the first `take`.
+template <class Item>
+class Prefetcher {
+ public:
+  /// `make(i)` is called by that thread alone, for one item at a time.
+  explicit Prefetcher(std::function<Item(int64_t)> make) : make_(std::move(make)) {}
+
+  ~Prefetcher() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_all();
+    if (thread_.joinable()) thread_.join();
+  }
+  Prefetcher(const Prefetcher&) = delete;
+  Prefetcher& operator=(const Prefetcher&) = delete;
+
+  /// Item `index`, and begins to make those after it. Rethrows what making it threw.
+  Item take(int64_t index) {
+    std::unique_lock lock(mutex_);
+    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+    if (ready_.empty() ? next_ != index : ready_.front().first != index) {
+      ready_.clear();
+      next_ = index;
+      failure_ = nullptr;
+      wake_.notify_all();
+    }
+    wake_.wait(lock, [&] { return !ready_.empty() || failure_ != nullptr; });
+    if (ready_.empty()) std::rethrow_exception(failure_);
+    Item item = std::move(ready_.front().second);
+    ready_.pop_front();
+    wake_.notify_all();
+    return item;
+  }
+
+ private:
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [&] { return stopping_ || (ready_.size() < kAhead && failure_ == nullptr); });
+      if (stopping_) return;
+      const int64_t index = next_;
+      Item item;
+      std::exception_ptr error;
+      lock.unlock();
+      try {
+        item = make_(index);
+      } catch (...) {
+        error = std::current_exception();
+      }
+      lock.lock();
+      if (next_ != index) continue;  // another item was asked for meanwhile
+      failure_ = error;
+      if (error == nullptr) {
+        ready_.emplace_back(index, std::move(item));
+        ++next_;
+      }
+      wake_.notify_all();
+    }
+  }
+
+  static constexpr size_t kAhead = 4;
+  std::function<Item(int64_t)> make_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::pair<int64_t, Item>> ready_;  ///< consecutive items; `next_` follows the last
+  int64_t next_ = 0;
+  std::exception_ptr failure_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace dovetail

@@ -1,0 +1,156 @@
+#include "dovetail/data/row_config.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <charconv>
+#include <cmath>
+#include <set>
+
+#include "dovetail/base/error.h"
+
+namespace dovetail {
+namespace {
+
+std::string_view trimmed(std::string_view text) {
+  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
+  while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
+  return text;
+}
+
+void check_delimiter(const std::string& text, const char* key) {
+  user_check(text.size() == 1 && text != "\n" && text != "\r" && text != "\"",
+             "rows.{} is \"{}\"; give one character, not a quote or the end of a line", key, printable(text));
+}
+
+void check_feature(const SparseConfig& feature) {
+  const std::string name = feature.feature_name();
+  user_check(!feature.columns.empty(), "rows.sparse: the feature \"{}\" has no columns", name);
+  const bool cross = feature.columns.size() > 1;
+  const bool list = !feature.separator.empty() || !feature.weights.empty() || feature.max_length > 0;
+  user_check(!cross || feature.ids == "hash", "rows.sparse.{}: several columns make a hashed id; use ids = \"hash\"",
+             name);
+  user_check(!cross || !list, "rows.sparse.{}: a cross of columns is one id: leave out separator, weights, max_length",
+             name);
+  user_check(feature.ids == "hash" || feature.missing != "value",
+             "rows.sparse.{}: missing = \"value\" hashes an empty text, but ids are integers; use \"empty\" or "
+             "\"bad_row\"",
+             name);
+  if (!feature.separator.empty()) check_delimiter(feature.separator, "sparse.separator");
+}
+
+}  // namespace
+
+std::string SparseConfig::feature_name() const {
+  return name.empty() ? fmt::format("{}", fmt::join(columns, "_x_")) : name;
+}
+
+void DenseConfig::describe(Section& s) {
+  s.value("columns", columns, "Columns of numbers").required();
+  s.value("missing", missing,
+          "A number that is not there (an empty field, a null, a NaN of Parquet) is taken for 0, for the mean of the "
+          "training rows, or makes its row a bad one")
+      .choices({"zero", "mean", "bad_row"});
+  s.value("transform", transform,
+          "none; log1p: ln(1 + max(x, 0)); standard: (x - mean) / deviation, both of the training rows")
+      .choices({"none", "log1p", "standard"});
+}
+
+void SparseConfig::describe(Section& s) {
+  s.value("name", name, "Name of the feature; default: its column, or its columns joined by _x_");
+  s.value("columns", columns,
+          "Column of ids (a list in Parquet gives several); several columns: one id of all (a cross)")
+      .required();
+  s.value("ids", ids, "hash: XXH64 of the id's text, modulo num_rows; integer: the column holds rows of the table")
+      .choices({"hash", "integer"});
+  s.value("num_rows", num_rows, "Rows of the table; 0: 64-bit keys, for a table without a fixed vocabulary")
+      .unit("rows")
+      .range(0, 1e12);
+  s.value("separator", separator, "Character between the ids of a text; empty: the text is one id");
+  s.value("weights", weights, "Column with a number for each id, in the same form; empty: all weigh 1");
+  s.value("max_length", max_length, "Ids of a list that are kept, from its end; 0: all").unit("ids").range(0, 1e9);
+  s.value("missing", missing,
+          "A column that is empty or null gives no id (empty), the id of an empty text (value), or a bad row")
+      .choices({"empty", "value", "bad_row"});
+}
+
+void RowsConfig::describe(Section& s) {
+  s.value("files", files, "Files and globs (* ? [...]), in this order; those of a glob by name");
+  s.value("format", format, "auto: by extension (.parquet, .tsv, .csv)").choices({"auto", "parquet", "tsv", "csv"});
+  s.value("delimiter", delimiter, "Character between fields; default: a tab for tsv, a comma for csv");
+  s.value("header", header, "The first line of each text names its columns");
+  s.value("columns", columns, "Names of the columns of text without a header");
+  s.value("label", label, "One a task: a column with numbers from 0 to 1, or `column > number`");
+  s.value("missing_label", missing_label,
+          "A row with a label that is empty is dropped and counted; mask: kept, with NaN for the label, if another of "
+          "its labels is there; bad_row: a bad row")
+      .choices({"drop", "mask", "bad_row"});
+  s.value("group", group, "Column whose equal values are ranked together by GAUC, such as a user; empty: none");
+  s.list("dense", dense, "Columns of numbers");
+  s.list("sparse", sparse, "Features with ids: single, bags, sequences, crosses");
+  s.value("validation_fraction", validation_fraction,
+          "Share of the rows held out: the last ones as the files hold them, bad rows and those without label counted")
+      .range(0, 0.9);
+  s.value("shuffle_window", shuffle_window,
+          "Rows that follow one another in the files and are shuffled together; 1: the order of the files")
+      .unit("rows")
+      .range(1, 1e9)
+      .word("all", 0);
+  s.value("bad_row", bad_row, "A row of the wrong width, with a bad number or an id out of range is fatal or skipped")
+      .choices({"error", "skip"});
+  s.value("max_bad_rows", max_bad_rows, "With bad_row = \"skip\": more of them are fatal").unit("rows").range(1, 1e12);
+  s.value("threads", threads, "Threads of a rank that decode").range(1, 256);
+  s.value("cache_bytes", cache_bytes, "Decoded rows are kept if all of them fit, and else decoded again every epoch")
+      .unit("bytes")
+      .range(0, 1e15);
+}
+
+int64_t RowsConfig::num_dense() const {
+  int64_t columns = 0;
+  for (const DenseConfig& entry : dense) columns += static_cast<int64_t>(entry.columns.size());
+  return columns;
+}
+
+void RowsConfig::check() const {
+  user_check(!files.empty(), "rows.files is empty; name the files, for example --set rows.files=data/flights.parquet");
+  user_check(!label.empty(), "rows.label is empty; name the column to predict, for example label = \"clicked\"");
+  for (const std::string& text : label) parse_label(text);
+  user_check(!dense.empty() || !sparse.empty(),
+             "rows has neither [[rows.dense]] nor [[rows.sparse]]: nothing to learn "
+             "from; give at least one");
+  user_check(header || !columns.empty(), "rows.header is false but rows.columns is empty; name the columns in order");
+  user_check(!header || columns.empty(),
+             "rows.columns is for text without a header; set rows.header = false or leave "
+             "rows.columns out");
+  user_check(missing_label != "mask" || label.size() > 1,
+             "rows.missing_label = \"mask\" keeps rows with another label, but there is one; use \"drop\"");
+  user_check(bad_row == "skip" || max_bad_rows == RowsConfig().max_bad_rows,
+             "rows.max_bad_rows counts skipped rows, but rows.bad_row is \"error\"; set it to \"skip\"");
+  if (!delimiter.empty()) check_delimiter(delimiter, "delimiter");
+  std::set<std::string> names;
+  for (const SparseConfig& feature : sparse) {
+    check_feature(feature);
+    user_check(names.insert(feature.feature_name()).second,
+               "rows.sparse: two features are named \"{}\"; give one of them another name", feature.feature_name());
+  }
+}
+
+LabelExpression parse_label(const std::string& text) {
+  LabelExpression label;
+  const size_t sign = text.find('>');
+  label.column = trimmed(std::string_view(text).substr(0, sign));
+  label.compare = sign != std::string::npos;
+  bool valid = !label.column.empty();
+  if (label.compare) {
+    const std::string_view number = trimmed(std::string_view(text).substr(sign + 1));
+    const auto parsed = std::from_chars(number.data(), number.data() + number.size(), label.threshold);
+    valid = valid && parsed.ec == std::errc() && parsed.ptr == number.data() + number.size() &&
+            std::isfinite(label.threshold);
+  }
+  if (!valid)
+    throw UserError(fmt::format("rows.label: \"{}\" is neither a column nor `column > number`", printable(text)),
+                    "for example label = [\"arr_delay > 15\"]");
+  return label;
+}
+
+}  // namespace dovetail

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "dovetail/base/schema.h"
+
+namespace dovetail {
+
+/// Columns of numbers that are treated alike; each is an element of `RowBatch::dense`.
+struct DenseConfig {
+  std::vector<std::string> columns;
+  std::string missing = "zero";    ///< zero | mean | bad_row
+  std::string transform = "none";  ///< none | log1p | standard
+  void describe(Section& s);
+};
+
+/// A categorical feature: a bag of ids, or a sequence of them in its order.
+struct SparseConfig {
+  std::string name;                  ///< default: the column, or the columns joined by "_x_"
+  std::vector<std::string> columns;  ///< several: what they hold together is one id (a cross)
+  std::string ids = "hash";          ///< hash | integer
+  int64_t num_rows = 0;              ///< rows of the table; 0: 64-bit keys, for a table without a fixed vocabulary
+  std::string separator;             ///< between the ids of a text; empty: the text is one id
+  std::string weights;               ///< column with a number for each id
+  int64_t max_length = 0;            ///< the last ids of a list that are kept; 0: all
+  std::string missing = "empty";     ///< empty | value | bad_row
+
+  std::string feature_name() const;
+  void describe(Section& s);
+};
+
+/// `[rows]`: the table that a recommender learns from. docs/design/embedding.md states order and bounds.
+struct RowsConfig {
+  std::vector<std::string> files;
+  std::string format = "auto";  ///< auto | parquet | tsv | csv
+  std::string delimiter;        ///< default: tab or comma
+  bool header = true;
+  std::vector<std::string> columns;    ///< of text without a header
+  std::vector<std::string> label;      ///< "clicked" or "arr_delay > 15", one a task
+  std::string missing_label = "drop";  ///< drop | mask | bad_row
+  std::string group;                   ///< column whose rows GAUC ranks together
+  std::vector<DenseConfig> dense;
+  std::vector<SparseConfig> sparse;
+  double validation_fraction = 0.1;
+  int64_t shuffle_window = 200000;
+  std::string bad_row = "error";  ///< error | skip
+  int64_t max_bad_rows = 1000;
+  int64_t threads = 2;
+  int64_t cache_bytes = int64_t{1} << 30;
+
+  int64_t num_dense() const;  ///< D: the columns of all entries of `dense`
+  void describe(Section& s);
+
+  /// Throws UserError for keys that contradict one another or would have no effect.
+  void check() const;
+};
+
+/// A label of the config: the number in `column`, or whether it is above `threshold`.
+struct LabelExpression {
+  std::string column;
+  bool compare = false;
+  double threshold = 0;
+};
+
+/// "clicked" or "arr_delay > 15". Throws UserError for anything else.
+LabelExpression parse_label(const std::string& text);
+
+}  // namespace dovetail

@@ -1,0 +1,125 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dovetail/data/parquet/parquet_module.h"
+#include "dovetail/data/row_config.h"
+
+namespace dovetail {
+
+/// What a column of one row holds in its file.
+struct Cell {
+  enum class Kind : uint8_t { kMissing, kText, kInteger, kReal, kList };
+  Kind kind = Kind::kMissing;
+  std::string_view text;
+  int64_t integer = 0;
+  double real = 0;
+  const ColumnValues* list = nullptr;  ///< the list is its values [begin, end)
+  int64_t begin = 0, end = 0;
+};
+
+/// What row `row` of a row group holds in a column of Parquet.
+Cell row_cell(const ColumnValues& values, int64_t row);
+
+/// A row that could not be understood. Rows count from 1 in their file, its header not among them.
+struct BadRow {
+  int64_t row = 0;
+  std::string column;  ///< empty: the row as a whole
+  std::string reason;
+};
+
+/// Rows that lay together in a file, as numbers; only those that were kept. R rows, D dense columns, L labels, F
+/// features.
+struct RowBlock {
+  int64_t num_rows = 0;
+  std::vector<double> dense;     ///< (R, D) after log1p, NaN where missing
+  std::vector<float> labels;     ///< (R, L), NaN where masked
+  std::vector<int64_t> groups;   ///< (R), where the config names a group
+  std::vector<int64_t> ids;      ///< row by row, in a row feature by feature
+  std::vector<float> weights;    ///< of `ids`, where a feature has weights
+  std::vector<uint32_t> ends;    ///< (R, F) where the ids of a row's feature end in `ids`
+  int64_t num_bad = 0;           ///< rows that were left out
+  int64_t num_unlabelled = 0;    ///< rows that were left out
+  std::vector<BadRow> bad_rows;  ///< the first of them
+
+  /// The ids of feature `f` of row `row` are ids[begin, end).
+  uint32_t begin(int64_t row, int64_t f, int64_t num_features) const {
+    const auto i = static_cast<size_t>(row * num_features + f);
+    return i == 0 ? 0 : ends[i - 1];
+  }
+  uint64_t bytes() const;
+};
+
+/// Understands rows as the config says.
+///
+/// The key of an id is XXH64 of its text; an integer of Parquet hashes as its decimal text, so that a column has the
+/// same keys in TSV and Parquet. The parts of a cross are joined by the byte 0x1F. The table row is key mod num_rows,
+/// unsigned.
+class RowDecoder {
+ public:
+  explicit RowDecoder(const RowsConfig& config);
+
+  /// The columns that are read, each once.
+  const std::vector<std::string>& columns() const { return columns_; }
+  int64_t num_features() const { return static_cast<int64_t>(features_.size()); }
+  int64_t num_dense() const { return static_cast<int64_t>(dense_.size()); }
+  int64_t num_labels() const { return static_cast<int64_t>(labels_.size()); }
+  bool has_weights() const { return has_weights_; }
+
+  /// Throws UserError, naming `path`, if a separator stands for a column of lists, or a length for a column without.
+  void check_lists(const std::vector<bool>& column_is_list, const std::filesystem::path& path) const;
+
+  /// Appends row number `row` (from 1), or counts it as bad or unlabelled. `cells` are in the order of `columns`. With
+  /// missing_label = "bad_row" a row without label is a bad one.
+  void decode(std::span<const Cell> cells, int64_t row, RowBlock& out) const;
+
+  /// Counts a row that has no cells, such as one of the wrong width.
+  static void add_bad(RowBlock& out, BadRow bad);
+
+ private:
+  struct Dense {
+    size_t column = 0;
+    bool required = false, log1p = false;
+  };
+  struct Label {
+    size_t column = 0;
+    LabelExpression expression;
+  };
+  enum class Missing { kEmpty, kValue, kBadRow };
+  struct Feature {
+    std::vector<size_t> columns;
+    int64_t weights = -1;  ///< column, or none
+    bool hash = true;
+    char separator = 0;  ///< 0: none
+    uint64_t num_rows = 0;
+    size_t max_length = 0;
+    Missing missing = Missing::kEmpty;
+  };
+  enum class Labels { kThere, kMissing, kBad };
+
+  size_t column_index(const std::string& name);
+  Feature make_feature(const SparseConfig& config);
+  Labels decode_labels(std::span<const Cell> cells, RowBlock& out, BadRow& bad) const;
+  bool decode_dense(std::span<const Cell> cells, RowBlock& out, BadRow& bad) const;
+  bool decode_feature(const Feature& feature, std::span<const Cell> cells, RowBlock& out, BadRow& bad) const;
+  bool decode_cross(const Feature& feature, std::span<const Cell> cells, RowBlock& out, BadRow& bad) const;
+  bool decode_ids(const Feature& feature, const Cell& cell, RowBlock& out, BadRow& bad) const;
+  bool add_missing(const Feature& feature, size_t column, RowBlock& out, BadRow& bad) const;
+  static bool add_hashed(const Feature& feature, const Cell& value, RowBlock& out, std::string& reason);
+  static bool add_integer(const Feature& feature, const Cell& value, RowBlock& out, std::string& reason);
+  bool decode_weights(const Feature& feature, const Cell& cell, RowBlock& out, BadRow& bad) const;
+
+  std::vector<std::string> columns_;
+  std::vector<Label> labels_;
+  std::vector<Dense> dense_;
+  std::vector<Feature> features_;
+  int64_t group_ = -1;  ///< column, or none
+  bool has_weights_ = false, mask_labels_ = false, label_required_ = false;
+};
+
+}  // namespace dovetail

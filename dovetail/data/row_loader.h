@@ -1,0 +1,79 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dovetail/data/row_config.h"
+#include "dovetail/data/row_statistics.h"
+
+namespace dovetail {
+
+/// B rows on CPU. D dense columns, F features and L labels in the order of the config.
+struct RowBatch {
+  at::Tensor dense;   ///< (B, D) float32
+  at::Tensor values;  ///< (N) int64: the ids of feature 0 of all rows, then those of feature 1, ...
+  at::Tensor
+      offsets;  ///< (F * B + 1) int64: the ids of feature f in row b are values[offsets[f * B + b], offsets[f * B
+                ///< + b + 1])
+  at::Tensor weights;  ///< (N) float32; undefined where no feature has weights
+  at::Tensor labels;   ///< (B, L) float32, NaN where masked
+  at::Tensor groups;   ///< (B) int64; undefined where the config names no group
+};
+
+struct RowLoaderOptions {
+  uint64_t seed = 0;
+  int64_t batch = 1;        ///< rows of a step over all ranks
+  int rank = 0, world = 1;  ///< rank r gets rows [r * batch / world, (r + 1) * batch / world) of a step
+};
+
+/// Where the training rows come in an epoch: each once, shuffled among the `window` that follow one another in the
+/// files. A function of its arguments alone.
+class RowOrder {
+ public:
+  /// window 0: all rows are one window.
+  RowOrder(uint64_t seed, int64_t num_rows, int64_t window);
+  int64_t window() const { return window_; }
+  int64_t num_windows() const { return (num_rows_ + window_ - 1) / window_; }
+  /// The row, in file order, that is at `position` of `epoch`.
+  int64_t row(int64_t epoch, int64_t position) const;
+
+ private:
+  uint64_t seed_;
+  int64_t num_rows_, window_;
+};
+
+/// Batches of rows. Row i of step s is the one that RowOrder has at position s * batch + i, counted on through the
+/// epochs: a function of (seed, epoch, position) alone, so that it resumes exactly at any step and at another world
+/// size, with no state to save. Prefetches the next steps on a thread of its own and decodes on `config.threads`
+/// others.
+///
+/// Memory: the decoded rows of at most three windows (rounded up to blocks), or all rows if they fit
+/// `config.cache_bytes`; `threads` blocks more while reading; four batches.
+class RowLoader {
+ public:
+  /// Reads all rows once: scan_rows tells what it throws.
+  RowLoader(const RowsConfig& config, const RowLoaderOptions& options);
+  ~RowLoader();
+
+  /// This rank's rows of `step`. Fast when steps come in order.
+  RowBatch step(int64_t step);
+
+  /// Rows [begin, end) of validation, in the order of the files. Fast when calls go forward.
+  RowBatch validation(int64_t begin, int64_t end);
+
+  int64_t num_train_rows() const { return statistics().train_rows; }
+  int64_t num_validation_rows() const { return statistics().validation_rows; }
+  const RowStatistics& statistics() const;
+  /// A line for the log: rows, what was left out, whether decoded rows are kept.
+  std::string summary() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace dovetail

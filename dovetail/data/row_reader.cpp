@@ -1,0 +1,250 @@
+#include "dovetail/data/row_reader.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <glob.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "dovetail/base/error.h"
+#include "dovetail/data/delimited.h"
+#include "dovetail/data/parquet.h"
+
+namespace dovetail {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kBlockBytes = uint64_t{2} << 20;
+
+/// Where each wanted column stands among those of a file.
+std::vector<size_t> find_columns(const std::vector<std::string>& wanted, const std::vector<std::string>& there,
+                                 const fs::path& path) {
+  std::vector<size_t> found;
+  for (const std::string& name : wanted) {
+    const auto at = std::find(there.begin(), there.end(), name);
+    if (at == there.end()) {
+      const std::string nearest = nearest_word(name, there);
+      throw UserError(
+          fmt::format("rows: no column `{}`; found {}", name, fmt::join(there, ", ")),
+          nearest.empty() ? "name the columns of [rows] as the file does" : fmt::format("did you mean `{}`?", nearest),
+          path.string());
+    }
+    found.push_back(static_cast<size_t>(at - there.begin()));
+  }
+  return found;
+}
+
+/// A part of a file that is read at once.
+struct Block {
+  size_t file = 0;
+  RecordRange range;      ///< of text; `first_row` and `rows` of Parquet, too
+  int64_t group = 0;      ///< of Parquet
+  int64_t group_row = 0;  ///< of Parquet: where the block begins in its group
+};
+
+class SourceFile {
+ public:
+  explicit SourceFile(fs::path path) : path_(std::move(path)) {}
+  virtual ~SourceFile() = default;
+  const fs::path& path() const { return path_; }
+  virtual std::vector<Block> blocks() const = 0;
+  virtual std::pair<Block, Block> cut(const Block& block, int64_t rows) const = 0;
+  virtual void read(const Block& block, const RowDecoder& decoder, RowBlock& out) const = 0;
+
+ private:
+  fs::path path_;
+};
+
+class TextSource : public SourceFile {
+ public:
+  TextSource(const fs::path& path, const DelimitedFormat& format, const RowDecoder& decoder)
+      : SourceFile(path), file_(path, format), selected_(find_columns(decoder.columns(), file_.columns(), path)) {
+    decoder.check_lists(std::vector<bool>(selected_.size(), false), path);
+  }
+
+  std::vector<Block> blocks() const override {
+    std::vector<Block> found;
+    for (const RecordRange& range : file_.ranges(kBlockBytes)) found.push_back({0, range, 0, 0});
+    return found;
+  }
+
+  std::pair<Block, Block> cut(const Block& block, int64_t rows) const override {
+    const auto [first, second] = file_.cut(block.range, rows);
+    return {Block{block.file, first, 0, 0}, Block{block.file, second, 0, 0}};
+  }
+
+  void read(const Block& block, const RowDecoder& decoder, RowBlock& out) const override {
+    file_.read(block.range, selected_, [&](int64_t row, std::span<const Cell> cells, const BadRow* bad) {
+      if (bad != nullptr)
+        RowDecoder::add_bad(out, *bad);
+      else
+        decoder.decode(cells, row, out);
+    });
+  }
+
+ private:
+  DelimitedFile file_;
+  std::vector<size_t> selected_;
+};
+
+class ParquetSource : public SourceFile {
+ public:
+  ParquetSource(const fs::path& path, const RowDecoder& decoder) : SourceFile(path), columns_(decoder.columns()) {
+    auto reader = open_parquet_columns(path);
+    find_columns(columns_, reader->column_names(), path);
+    decoder.check_lists(reader->select(columns_), path);
+    int64_t row = 0;
+    for (int64_t group = 0; group < reader->num_row_groups(); ++group) {
+      blocks_.push_back({0, {0, 0, row, reader->group_rows(group)}, group, 0});
+      row += reader->group_rows(group);
+    }
+    idle_.push_back(std::move(reader));
+  }
+
+  std::vector<Block> blocks() const override { return blocks_; }
+
+  std::pair<Block, Block> cut(const Block& block, int64_t rows) const override {
+    Block first = block, second = block;
+    first.range.rows = rows;
+    second.range.rows -= rows;
+    second.range.first_row += rows;
+    second.group_row += rows;
+    return {first, second};
+  }
+
+  void read(const Block& block, const RowDecoder& decoder, RowBlock& out) const override {
+    std::unique_ptr<ParquetColumns> reader = take();
+    const std::vector<ColumnValues> columns = reader->read(block.group);
+    give(std::move(reader));
+    std::vector<Cell> cells(columns.size());
+    for (int64_t i = 0; i < block.range.rows; ++i) {
+      for (size_t c = 0; c < columns.size(); ++c) cells[c] = row_cell(columns[c], block.group_row + i);
+      decoder.decode(cells, block.range.first_row + i + 1, out);
+    }
+  }
+
+ private:
+  /// A reader serves one thread at a time; a thread that finds none opens another.
+  std::unique_ptr<ParquetColumns> take() const {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!idle_.empty()) {
+        auto reader = std::move(idle_.back());
+        idle_.pop_back();
+        return reader;
+      }
+    }
+    auto reader = open_parquet_columns(path());
+    reader->select(columns_);
+    return reader;
+  }
+
+  void give(std::unique_ptr<ParquetColumns> reader) const {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(reader));
+  }
+
+  std::vector<std::string> columns_;
+  std::vector<Block> blocks_;
+  mutable std::mutex mutex_;
+  mutable std::vector<std::unique_ptr<ParquetColumns>> idle_;
+};
+
+std::string format_of(const RowsConfig& config, const fs::path& path) {
+  if (config.format != "auto") return config.format;
+  const std::string extension = path.extension().string();
+  for (const char* known : {"parquet", "tsv", "csv"})
+    if (extension == std::string(".") + known) return known;
+  throw UserError(fmt::format("rows.format is \"auto\", but the extension \"{}\" tells no format", extension),
+                  "set rows.format to \"parquet\", \"tsv\" or \"csv\"", path.string());
+}
+
+std::unique_ptr<SourceFile> open_source(const RowsConfig& config, const fs::path& path, const RowDecoder& decoder) {
+  const std::string format = format_of(config, path);
+  if (format == "parquet") {
+    if (!config.delimiter.empty() || !config.header)
+      throw UserError("rows.delimiter, rows.header and rows.columns are for text; a Parquet file names its columns",
+                      "leave them out", path.string());
+    return std::make_unique<ParquetSource>(path, decoder);
+  }
+  const bool csv = format == "csv";
+  DelimitedFormat text{csv ? ',' : '\t', csv, config.columns};
+  if (!config.delimiter.empty()) text.delimiter = config.delimiter[0];
+  return std::make_unique<TextSource>(path, text, decoder);
+}
+
+}  // namespace
+
+struct RowReader::State {
+  RowDecoder decoder;
+  std::vector<std::unique_ptr<SourceFile>> files;
+  std::vector<Block> blocks;
+  int64_t num_rows = 0, num_validation = 0, num_train_blocks = 0;
+
+  explicit State(const RowsConfig& config) : decoder(config) {
+    for (const fs::path& path : expand_files(config.files)) {
+      files.push_back(open_source(config, path, decoder));
+      for (Block& block : files.back()->blocks()) {
+        block.file = files.size() - 1;
+        num_rows += block.range.rows;
+        if (block.range.rows > 0) blocks.push_back(block);
+      }
+    }
+    user_check(num_rows > 0, "rows.files: {} hold no row", fmt::join(config.files, ", "));
+    num_validation = static_cast<int64_t>(static_cast<double>(num_rows) * config.validation_fraction);
+    cut_at(num_rows - num_validation);
+  }
+
+  /// Makes row `at` of all rows begin a block, the first of validation.
+  void cut_at(int64_t at) {
+    size_t b = 0;
+    for (; at > 0 && at >= blocks[b].range.rows; ++b) at -= blocks[b].range.rows;
+    if (at > 0) {
+      const auto [first, second] = files[blocks[b].file]->cut(blocks[b], at);
+      blocks[b++] = first;
+      blocks.insert(blocks.begin() + static_cast<std::ptrdiff_t>(b), second);
+    }
+    num_train_blocks = static_cast<int64_t>(b);
+  }
+};
+
+RowReader::RowReader(const RowsConfig& config) {
+  config.check();
+  state_ = std::make_unique<State>(config);
+}
+
+RowReader::~RowReader() = default;
+
+const RowDecoder& RowReader::decoder() const { return state_->decoder; }
+int64_t RowReader::num_rows() const { return state_->num_rows; }
+int64_t RowReader::num_validation_rows() const { return state_->num_validation; }
+int64_t RowReader::num_blocks() const { return static_cast<int64_t>(state_->blocks.size()); }
+int64_t RowReader::num_train_blocks() const { return state_->num_train_blocks; }
+
+const fs::path& RowReader::file_of(int64_t block) const {
+  return state_->files[state_->blocks[static_cast<size_t>(block)].file]->path();
+}
+
+RowBlock RowReader::read(int64_t block) const {
+  DOVETAIL_CHECK(block >= 0 && block < num_blocks(), "block {} of {}", block, num_blocks());
+  const Block& wanted = state_->blocks[static_cast<size_t>(block)];
+  RowBlock out;
+  state_->files[wanted.file]->read(wanted, state_->decoder, out);
+  return out;
+}
+
+std::vector<fs::path> expand_files(const std::vector<std::string>& patterns) {
+  std::vector<fs::path> files;
+  for (const std::string& pattern : patterns) {
+    glob_t found{};
+    const int status = ::glob(pattern.c_str(), GLOB_ERR, nullptr, &found);
+    for (size_t i = 0; status == 0 && i < found.gl_pathc; ++i) files.emplace_back(found.gl_pathv[i]);
+    ::globfree(&found);
+    user_check(status == 0, "rows.files: {} names no file; give files or globs that exist", printable(pattern));
+  }
+  return files;
+}
+
+}  // namespace dovetail

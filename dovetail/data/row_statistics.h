@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dovetail/data/row_reader.h"
+
+namespace dovetail {
+
+/// A dense column over the training rows; numbers are those after log1p.
+struct DenseStatistics {
+  std::string column;
+  int64_t count = 0, missing = 0;
+  double mean = 0, deviation = 0;  ///< of the population: divided by count
+  double lowest = 0, highest = 0;
+};
+
+/// A feature. Ids are told apart by id mod 2^24, so that in larger tables `distinct` and `unseen` are lower bounds.
+struct SparseStatistics {
+  std::string feature;
+  int64_t ids = 0, distinct = 0;                 ///< of the training rows
+  int64_t validation_ids = 0, unseen = 0;        ///< of them, those that no training row has
+  int64_t shortest = 0, longest = 0, empty = 0;  ///< ids of a training row; rows without one
+};
+
+/// What one pass over all rows found.
+struct RowStatistics {
+  int64_t train_rows = 0, validation_rows = 0;  ///< that are kept
+  int64_t bad = 0, unlabelled = 0;
+  std::vector<std::string> bad_rows;  ///< the first of them, each "file: row 7, column `x`: reason"
+  std::vector<std::string> labels;
+  std::vector<double> label_mean;  ///< over the training rows that have it
+  std::vector<DenseStatistics> dense;
+  std::vector<SparseStatistics> sparse;
+};
+
+/// A block that was read, which rows it gave.
+struct ScannedBlock {
+  int64_t num_rows = 0;
+  std::shared_ptr<const RowBlock> rows;  ///< null where not kept
+};
+
+struct RowScan {
+  RowStatistics statistics;
+  std::vector<ScannedBlock> blocks;
+};
+
+/// Reads every row once on `config.threads` threads. All decoded blocks are kept if they fit `config.cache_bytes`, else
+/// none. Throws UserError for the first bad row in the order of the files, or for one more than `max_bad_rows`, as
+/// configured, and if no training row is left. The result does not depend on the threads.
+RowScan scan_rows(const RowsConfig& config, const RowReader& reader);
+
+/// What in the statistics makes training pointless or worse: a label of one class, constant columns, more than a tenth
+/// of a feature's validation ids unseen in training, more than a tenth of the rows left out as bad.
+std::vector<std::string> row_warnings(const RowStatistics& statistics);
+
+}  // namespace dovetail
