@@ -88,7 +88,7 @@ int64_t usual_size(int64_t count) {
 
 /// oneDNN, which multiplies bfloat16, writes code for every shape that it meets, and experts have another number of
 /// rows in every step. So they get rows of weight 0 beside their own, up to the next usual size: of token 0, and of a
-/// choice behind the last.
+/// choice behind the last. Modules get rows of zeros.
 Dispatch with_usual_sizes(const Dispatch& to, const at::Tensor& x, const at::Tensor& weight) {
   if (x.scalar_type() != at::kBFloat16) return to;
   Dispatch out{.begin = {0}, .choice = {}, .token = {}};
@@ -285,8 +285,9 @@ at::Tensor apply_experts(const at::Tensor& x, const at::Tensor& weight, const Di
   at::Tensor y = at::zeros(x.sizes(), weights.options().requires_grad(false));
   for (int64_t e = 0; e < to.experts(); ++e) {
     const at::Tensor token = to.of_expert(to.token, e), choice = to.of_expert(to.choice, e);
-    const at::Tensor of_expert = expert(e, x.index_select(0, token));
-    y.index_add_(0, token, of_expert * weights.index_select(0, choice));
+    const int64_t rows = token.size(0), usual = x.scalar_type() == at::kBFloat16 ? usual_size(rows) : rows;
+    const at::Tensor of_expert = expert(e, at::constant_pad_nd(x.index_select(0, token), {0, 0, 0, usual - rows}));
+    y.index_add_(0, token, of_expert.narrow(0, 0, rows) * weights.index_select(0, choice));
   }
   return y;
 }
