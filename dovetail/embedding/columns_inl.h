@@ -1,0 +1,62 @@
+// Rows of any width in blocks of vectors that stay in registers.
+// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through foreach_target.
+#if defined(DOVETAIL_EMBEDDING_COLUMNS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DOVETAIL_EMBEDDING_COLUMNS_INL_H_
+#undef DOVETAIL_EMBEDDING_COLUMNS_INL_H_
+#else
+#define DOVETAIL_EMBEDDING_COLUMNS_INL_H_
+#endif
+
+#include <cstdint>
+
+#include "dovetail/ops/simd_math_inl.h"
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace dovetail {
+namespace HWY_NAMESPACE {
+
+/// kVectors vectors from a column on, the last of which is `last` elements long.
+template <int kVectors>
+struct Block {
+  static constexpr int kCount = kVectors;
+  int64_t column, last = kLanes;
+
+  int64_t left(int v) const { return v == kVectors - 1 ? last : kLanes; }
+};
+
+/// body(Block) for all blocks of a row of `dim` elements: as wide ones as there are.
+template <class Body>
+HWY_INLINE void each_block(int64_t dim, const Body& body) {
+  int64_t column = 0;
+  for (; column + 8 * kLanes <= dim; column += 8 * kLanes) body(Block<8>{column});
+  if (column + 4 * kLanes <= dim) {
+    body(Block<4>{column});
+    column += 4 * kLanes;
+  }
+  if (column + 2 * kLanes <= dim) {
+    body(Block<2>{column});
+    column += 2 * kLanes;
+  }
+  for (; column < dim; column += kLanes) body(Block<1>{column, dim - column < kLanes ? dim - column : kLanes});
+}
+
+/// sum[v] = sum[v] + scale * from, over a block.
+template <class B>
+HWY_INLINE void add_scaled(const B& block, float scale, const float* from, FloatVector (&sum)[B::kCount]) {
+  const FloatVector factor = splat(scale);
+  for (int v = 0; v < B::kCount; ++v)
+    sum[v] = hn::MulAdd(factor, load(from + block.column + v * kLanes, block.left(v)), sum[v]);
+}
+
+HWY_INLINE void prefetch_row(const float* row, int64_t dim) {
+  constexpr int64_t kLine = 16;
+  for (int64_t i = 0; i < dim; i += kLine) hwy::Prefetch(row + i);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace dovetail
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard per target

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace dovetail::embedding {
+
+/// The sparse input of a batch, any number of ids per feature and sample, in the layout of TorchRec's
+/// KeyedJaggedTensor: the bag of feature f and sample b is values[offsets[f * samples + b]] up to, without it,
+/// values[offsets[f * samples + b + 1]].
+struct Jagged {
+  at::Tensor values;   ///< (N) int64: ids
+  at::Tensor offsets;  ///< (features * samples + 1) int64, ascending from 0 to N
+  at::Tensor weights;  ///< (N) float32, one for each id; or undefined: 1
+  int64_t features = 0, samples = 0;
+};
+
+/// Throws UserError, with the feature, the sample and the id where one is to blame, unless the tensors are contiguous
+/// on the CPU with the shapes and dtypes above, offsets ascend from 0 to N and every id of feature f lies in
+/// [0, rows[f]).
+void check_jagged(const Jagged& batch, at::ArrayRef<int64_t> rows);
+
+}  // namespace dovetail::embedding

@@ -1,0 +1,54 @@
+#include "dovetail/embedding/optimizer.h"
+
+#include <fmt/ranges.h>
+
+#include <array>
+#include <cmath>
+
+#include "dovetail/base/error.h"
+
+namespace dovetail::embedding {
+
+namespace {
+
+constexpr std::array<const char*, 5> kNames = {"sgd", "momentum", "adagrad", "rowwise_adagrad", "adam"};
+
+}  // namespace
+
+OptimizerKind parse_optimizer(std::string_view name) {
+  for (size_t i = 0; i < kNames.size(); ++i) {
+    if (name == kNames[i]) return static_cast<OptimizerKind>(i);
+  }
+  throw UserError(fmt::format("embedding: no optimizer is named \"{}\"", name),
+                  fmt::format("use one of {}", fmt::join(kNames, ", ")));
+}
+
+void check_optimizer(const OptimizerSpec& spec) {
+  const auto check = [](const char* name, double value, double below) {
+    user_check(std::isfinite(value) && value >= 0 && value < below, "embedding: {} is {}, but must lie in [0, {})",
+               name, value, below);
+  };
+  check("lr", spec.lr, INFINITY);
+  check("momentum", spec.momentum, 1);
+  check("beta1", spec.beta1, 1);
+  check("beta2", spec.beta2, 1);
+  check("eps", spec.eps, INFINITY);
+  check("weight_decay", spec.weight_decay, INFINITY);
+}
+
+int64_t state_per_row(OptimizerKind kind, int64_t dim) {
+  switch (kind) {
+    case OptimizerKind::kSgd:
+      return 0;
+    case OptimizerKind::kRowWiseAdagrad:
+      return 1;
+    case OptimizerKind::kMomentum:
+    case OptimizerKind::kAdagrad:
+      return dim;
+    case OptimizerKind::kAdam:
+      return 2 * dim;
+  }
+  DOVETAIL_CHECK(false, "no such optimizer");
+}
+
+}  // namespace dovetail::embedding

@@ -1,0 +1,88 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dovetail/embedding/jagged.h"
+#include "dovetail/embedding/optimizer.h"
+
+namespace dovetail::embedding {
+
+enum class Pooling { kSum, kMean };
+
+/// "sum", "mean". Throws UserError for another name.
+Pooling parse_pooling(std::string_view name);
+
+struct TableSpec {
+  std::string name;
+  int64_t rows = 0, dim = 0;
+  Pooling pooling = Pooling::kSum;
+};
+
+/// Tables whose lookups are one operation and whose rows have one optimizer.
+struct PackSpec {
+  std::vector<TableSpec> tables;
+  std::vector<int64_t> feature_table;  ///< of each feature, the index of its table; several may share one
+  OptimizerSpec optimizer;
+  uint64_t seed = 0;
+};
+
+/// (elements) float32, uninitialised, on huge pages where the system gives them: rows are read in no order, each of
+/// them a miss of the TLB with pages of 4 KiB.
+at::Tensor allocate(int64_t elements);
+
+/// Where a feature's rows lie in a pack and where its pooled rows go.
+struct FeatureLayout {
+  int64_t table;
+  int64_t column;  ///< the first of its columns in the pooled output
+};
+
+/// The rows of all tables of a pack in one storage, their optimizer's state in another; float32, on the CPU. A table's
+/// rows follow one another, dim elements each; tables begin at a cache line.
+///
+/// Initial values are uniform in [-1 / sqrt(rows), 1 / sqrt(rows)), as in the reference code of DLRM (arXiv
+/// 1906.00091), and a function of (seed, name of the table, row, column) alone. State begins at zero.
+class PackedTables {
+ public:
+  /// Throws UserError for names that are not unique, sizes below 1, more than 2^31 rows in a table and features without
+  /// a table.
+  explicit PackedTables(PackSpec spec);
+
+  const PackSpec& spec() const { return spec_; }
+  const std::vector<FeatureLayout>& features() const { return features_; }
+  /// The rows of each feature's table, as check_jagged takes them.
+  const std::vector<int64_t>& feature_rows() const { return feature_rows_; }
+  /// The features of a table, ascending.
+  const std::vector<int64_t>& features_of(int64_t table) const { return table_features_[static_cast<size_t>(table)]; }
+  /// The sum of the features' dims: the columns of the pooled output.
+  int64_t columns() const { return columns_; }
+
+  /// (rows, dim): a view of the table's rows.
+  at::Tensor weight(int64_t table) const;
+  /// The table's state by the names of optimizer.h, views: (rows) for kRowWiseAdagrad, else (rows, dim).
+  std::vector<std::pair<std::string, at::Tensor>> state(int64_t table) const;
+  /// (rows, state_per_row): all of it, a row's m and then its v for kAdam.
+  at::Tensor packed_state(int64_t table) const;
+
+  void set_lr(double lr);
+  /// Updates so far: t of kAdam. A checkpoint keeps it beside rows and state.
+  int64_t steps() const { return steps_; }
+  void set_steps(int64_t steps) { steps_ = steps; }
+
+ private:
+  void initialize(int64_t table) const;
+
+  PackSpec spec_;
+  std::vector<FeatureLayout> features_;
+  std::vector<int64_t> feature_rows_;
+  std::vector<std::vector<int64_t>> table_features_;
+  std::vector<int64_t> weight_begin_, state_begin_;  // in elements, one for each table
+  at::Tensor weights_, state_;
+  int64_t columns_ = 0, steps_ = 0;
+};
+
+}  // namespace dovetail::embedding

@@ -1,0 +1,148 @@
+#include "dovetail/ops/simd_config.h"
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "dovetail/embedding/update_simd.cpp"
+#include "hwy/foreach_target.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "dovetail/embedding/columns_inl.h"
+#include "dovetail/embedding/update_simd.h"
+#include "dovetail/ops/workspace.h"
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace dovetail {
+namespace HWY_NAMESPACE {
+
+using embedding::index_of;
+using embedding::Occurrence;
+using embedding::OptimizerKind;
+using embedding::row_of;
+using embedding::UpdateProblem;
+using embedding::UpdateScalars;
+
+/// Occurrences whose gradient, row and state are on their way while one is added.
+constexpr int64_t kAhead = 12;
+
+template <OptimizerKind kKind>
+HWY_INLINE void prefetch_occurrence(const UpdateProblem& p, int64_t i) {
+  prefetch_row(p.occurrences[index_of(p.keys[i])].gradient, p.dim);
+  const auto row = static_cast<int64_t>(row_of(p.keys[i]));
+  if (i > 0 && row == static_cast<int64_t>(row_of(p.keys[i - 1]))) return;
+  prefetch_row(p.rows + row * p.dim, p.dim);
+  if (kKind != OptimizerKind::kSgd) prefetch_row(p.state + row * p.state_width, p.state_width);
+}
+
+/// sum = G without decay, of occurrences [begin, end).
+template <OptimizerKind kKind>
+HWY_INLINE void sum_gradients(const UpdateProblem& p, int64_t begin, int64_t end, float* HWY_RESTRICT sum) {
+  each_block(p.dim, [&](const auto& block) {
+    constexpr int kCount = std::decay_t<decltype(block)>::kCount;
+    FloatVector total[kCount];
+    for (int v = 0; v < kCount; ++v) total[v] = splat(0.0f);
+    for (int64_t i = begin; i < end; ++i) {
+      if (block.column == 0 && i + kAhead < p.count) prefetch_occurrence<kKind>(p, i + kAhead);
+      const Occurrence& occurrence = p.occurrences[index_of(p.keys[i])];
+      add_scaled(block, occurrence.scale, occurrence.gradient, total);
+    }
+    for (int v = 0; v < kCount; ++v) store(total[v], sum + block.column + v * kLanes);
+  });
+}
+
+/// The step of one vector of a row; `state` is where its part of the row's state begins.
+template <OptimizerKind kKind>
+HWY_INLINE FloatVector stepped(FloatVector w, FloatVector g, float* state, int64_t dim, int64_t left,
+                               const UpdateScalars& c, FloatVector row_rate) {
+  if constexpr (kKind == OptimizerKind::kSgd || kKind == OptimizerKind::kRowWiseAdagrad) {
+    return hn::NegMulAdd(row_rate, g, w);
+  } else if constexpr (kKind == OptimizerKind::kMomentum) {
+    const FloatVector u = hn::MulAdd(splat(c.momentum), load(state, left), g);
+    store(u, state, left);
+    return hn::NegMulAdd(row_rate, u, w);
+  } else if constexpr (kKind == OptimizerKind::kAdagrad) {
+    const FloatVector s = hn::MulAdd(g, g, load(state, left));
+    store(s, state, left);
+    return hn::NegMulAdd(row_rate, hn::Div(g, hn::Add(hn::Sqrt(s), splat(c.eps))), w);
+  } else {
+    const FloatVector m0 = load(state, left), v0 = load(state + dim, left);
+    const FloatVector m = hn::MulAdd(splat(c.rest1), hn::Sub(g, m0), m0);
+    const FloatVector v = hn::MulAdd(splat(c.rest2), hn::Sub(hn::Mul(g, g), v0), v0);
+    store(m, state, left);
+    store(v, state + dim, left);
+    return hn::NegMulAdd(row_rate, hn::Div(m, hn::Add(hn::Sqrt(v), splat(c.eps))), w);
+  }
+}
+
+/// sum = G, with decay, whose last vector is filled up with zeros; returns the sum of its squares.
+HWY_INLINE float decay_and_square(float* HWY_RESTRICT sum, const float* HWY_RESTRICT w, int64_t dim, float decay) {
+  FloatVector squares = splat(0.0f);
+  for (int64_t i = 0; i < dim; i += kLanes) {
+    const FloatVector g = hn::MulAdd(splat(decay), load(w + i, dim - i), load(sum + i));
+    store(g, sum + i);
+    squares = hn::MulAdd(g, g, squares);
+  }
+  return sum_lanes(squares);
+}
+
+/// lr, or of kRowWiseAdagrad lr / (sqrt(s) + eps) after s has been updated.
+template <OptimizerKind kKind>
+HWY_INLINE float rate_of_row(float squares, float* state, int64_t dim, const UpdateScalars& c) {
+  if constexpr (kKind != OptimizerKind::kRowWiseAdagrad) return c.lr;
+  *state += squares / static_cast<float>(dim);
+  return c.lr / (std::sqrt(*state) + c.eps);
+}
+
+template <OptimizerKind kKind>
+void update(const UpdateProblem& p, const UpdateScalars& c) {
+  float* sum = workspace(Workspace::kRows, static_cast<size_t>((p.dim + kLanes - 1) / kLanes * kLanes));
+  for (int64_t i = 0; i < std::min(kAhead, p.count); ++i) prefetch_occurrence<kKind>(p, i);
+  for (int64_t begin = 0, end = 0; begin < p.count; begin = end) {
+    const uint64_t row = row_of(p.keys[begin]);
+    while (end < p.count && row_of(p.keys[end]) == row) ++end;
+    sum_gradients<kKind>(p, begin, end, sum);
+    float* w = p.rows + static_cast<int64_t>(row) * p.dim;
+    float* state = p.state + static_cast<int64_t>(row) * p.state_width;
+    const bool squared = kKind == OptimizerKind::kRowWiseAdagrad || c.weight_decay != 0;
+    const float squares = squared ? decay_and_square(sum, w, p.dim, c.weight_decay) : 0.0f;
+    const FloatVector rate = splat(rate_of_row<kKind>(squares, state, p.dim, c));
+    for (int64_t i = 0; i < p.dim; i += kLanes) {
+      const int64_t left = p.dim - i;
+      store(stepped<kKind>(load(w + i, left), load(sum + i), state + i, p.dim, left, c, rate), w + i, left);
+    }
+  }
+}
+
+void UpdateRows(const UpdateProblem& p, const UpdateScalars& c) {
+  switch (c.kind) {
+    case OptimizerKind::kSgd:
+      return update<OptimizerKind::kSgd>(p, c);
+    case OptimizerKind::kMomentum:
+      return update<OptimizerKind::kMomentum>(p, c);
+    case OptimizerKind::kAdagrad:
+      return update<OptimizerKind::kAdagrad>(p, c);
+    case OptimizerKind::kRowWiseAdagrad:
+      return update<OptimizerKind::kRowWiseAdagrad>(p, c);
+    case OptimizerKind::kAdam:
+      return update<OptimizerKind::kAdam>(p, c);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace dovetail
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace dovetail::embedding {
+
+HWY_EXPORT(UpdateRows);
+
+void update_rows(const UpdateProblem& problem, const UpdateScalars& scalars) {
+  HWY_DYNAMIC_DISPATCH(UpdateRows)(problem, scalars);
+}
+
+}  // namespace dovetail::embedding
+#endif

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+
+#include "dovetail/embedding/occurrences.h"
+#include "dovetail/embedding/optimizer.h"
+
+namespace dovetail::embedding {
+
+/// OptimizerSpec as the kernels use it.
+struct UpdateScalars {
+  OptimizerKind kind;
+  float lr;  ///< of kAdam: lr * sqrt(1 - beta2^t) / (1 - beta1^t)
+  float momentum, rest1, rest2, eps, weight_decay;
+};
+
+struct UpdateProblem {
+  const uint64_t* keys;  ///< sorted
+  int64_t count;
+  const Occurrence* occurrences;
+  int64_t dim;
+  float *rows, *state;  ///< of the table
+  int64_t state_width;  ///< floats of state that a row has
+};
+
+/// One update of every row that occurs: G is summed in float32 in the order of the keys. On the calling thread.
+void update_rows(const UpdateProblem& problem, const UpdateScalars& scalars);
+
+}  // namespace dovetail::embedding
