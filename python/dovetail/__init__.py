@@ -7,11 +7,10 @@
 Every function takes and returns plain tensors, is differentiable, and runs our fused kernels on the CPU.
 """
 
-from dovetail import moe, mx
+from dovetail import embedding, moe, mx
 from dovetail._library import load, version
 from dovetail.functional import (
     attention,
-    embedding,
     gelu,
     gemm,
     layer_norm,

@@ -5,7 +5,8 @@ import os
 import pathlib
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
-LIBRARIES = ["libdovetail_ops.so", "libdovetail_mx.so", "libdovetail_moe.so"]  # each after those it is built on
+# Each after those it is built on.
+LIBRARIES = ["libdovetail_ops.so", "libdovetail_mx.so", "libdovetail_moe.so", "libdovetail_embedding.so"]
 
 
 def library_folder() -> pathlib.Path:

@@ -1,0 +1,130 @@
+"""dovetail.embedding against torch.nn.EmbeddingBag with torch.optim."""
+
+import pytest
+import torch
+from dovetail.embedding import EmbeddingCollection, Table
+
+ROWS, SAMPLES = 23, 11
+PEERS = {
+    "sgd": lambda p, **o: torch.optim.SGD(p, **o),
+    "momentum": lambda p, **o: torch.optim.SGD(p, momentum=0.9, **o),
+    "adagrad": lambda p, **o: torch.optim.Adagrad(p, eps=1e-6, **o),
+    "adam": lambda p, **o: torch.optim.SparseAdam(p, eps=1e-6, **o),
+}
+
+
+def make(optimizer, **options):
+    tables = [Table("user", ROWS, 16), Table("item", ROWS, 5, "mean")]
+    return EmbeddingCollection(
+        tables, {"user": "user", "clicked": "item", "friend": "user"}, optimizer, lr=0.1, eps=1e-6, **options
+    )
+
+
+def batch(seed, every_row=False):
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(0, 5, (3, SAMPLES), generator=generator)
+    if every_row:
+        sizes[:, 0] = ROWS
+    values = torch.randint(0, ROWS, (int(sizes.sum()),), generator=generator)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.long), sizes.flatten().cumsum(0)])
+    if every_row:
+        for f in range(3):
+            values[offsets[f * SAMPLES] : offsets[f * SAMPLES + 1]] = torch.randperm(ROWS, generator=generator)
+    return values, offsets, torch.randn(SAMPLES, 16 + 5 + 16, generator=generator)
+
+
+def parts(values, offsets):
+    for f in range(3):
+        bags = offsets[f * SAMPLES : (f + 1) * SAMPLES + 1]
+        yield values[bags[0] : bags[-1]], bags[:-1] - bags[0]
+
+
+@pytest.mark.parametrize("optimizer,weight_decay", [(o, 0.0) for o in PEERS] + [("sgd", 0.1), ("adagrad", 0.1)])
+def test_is_embedding_bag_with_torch_optim(optimizer, weight_decay):
+    ours = make(optimizer, weight_decay=weight_decay)
+    # Of momentum and of decay torch changes rows that do not occur, too: batches with every row.
+    every_row = optimizer == "momentum" or weight_decay > 0
+    user, item = (
+        torch.nn.EmbeddingBag(ROWS, dim, mode=mode, sparse=not every_row, _weight=ours.weight(name).clone())
+        for name, dim, mode in [("user", 16, "sum"), ("item", 5, "mean")]
+    )
+    decay = {"weight_decay": weight_decay} if weight_decay else {}
+    peer = PEERS[optimizer]([user.weight, item.weight], lr=0.1, **decay)
+    for step in range(4):
+        values, offsets, upstream = batch(step, every_row)
+        theirs = torch.cat(
+            [bag(*part) for bag, part in zip([user, item, user], parts(values, offsets), strict=True)], dim=1
+        )
+        y = ours(values, offsets)
+        torch.testing.assert_close(y, theirs)
+        y.backward(upstream)
+        peer.zero_grad()
+        theirs.backward(upstream)
+        peer.step()
+        torch.testing.assert_close(ours.weight("user"), user.weight.detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours.weight("item"), item.weight.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_weights_are_per_sample_weights():
+    ours = make("sgd")
+    values, offsets, _ = batch(0)
+    weights = torch.randn(len(values))
+    bag = torch.nn.EmbeddingBag(ROWS, 16, mode="sum", _weight=ours.weight("user"))
+    first = offsets[SAMPLES]
+    expected = bag(values[:first], offsets[:SAMPLES], weights[:first])
+    torch.testing.assert_close(ours(values, offsets, weights)[:, :16], expected.detach())
+    with pytest.raises(RuntimeError, match="get no gradient"):
+        ours(values, offsets, weights.requires_grad_())
+
+
+def test_micro_batches_wait_for_apply_and_give_the_bits_of_the_batch():
+    whole, cut = make("adam"), make("adam", update="apply")
+    values, offsets, upstream = batch(1)
+    whole(values, offsets).backward(upstream)
+    before = cut.weight("user").clone()
+    outputs, upstreams = [], []
+    for begin, end in [(0, 4), (4, SAMPLES)]:
+        bags = [(f * SAMPLES + b) for f in range(3) for b in range(begin, end)]
+        sizes = torch.tensor([int(offsets[b + 1] - offsets[b]) for b in bags])
+        ids = torch.cat([values[offsets[b] : offsets[b + 1]] for b in bags])
+        outputs.append(cut(ids, torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)])))
+        upstreams.append(upstream[begin:end])
+    torch.autograd.backward(outputs[::-1], upstreams[::-1])
+    assert torch.equal(cut.weight("user"), before)
+    cut.apply_gradients()
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, cut.state_dict()[name]), name
+    with pytest.raises(RuntimeError, match="every backward has been a step"):
+        whole.apply_gradients()
+
+
+def test_state_dict_restores_rows_state_and_steps():
+    first, second = make("adam"), make("adam", seed=1)
+    for step in range(2):
+        values, offsets, upstream = batch(step)
+        first(values, offsets).backward(upstream)
+    second.load_state_dict({name: tensor.clone() for name, tensor in first.state_dict().items()})
+    values, offsets, upstream = batch(9)
+    for collection in (first, second):
+        collection(values, offsets).backward(upstream)
+    for name, tensor in first.state_dict().items():
+        assert torch.equal(tensor, second.state_dict()[name]), name
+    assert set(first.state_dict()) == {"user.weight", "user.m", "user.v", "item.weight", "item.m", "item.v", "steps"}
+
+
+def test_set_lr_and_no_grad():
+    ours = make("sgd")
+    before = ours.weight("user").clone()
+    values, offsets, upstream = batch(0)
+    ours.set_lr(0.0)
+    ours(values, offsets).backward(upstream)
+    assert torch.equal(ours.weight("user"), before)
+    with torch.no_grad():
+        assert not ours(values, offsets).requires_grad
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ValueError, match="none of"):
+        EmbeddingCollection([Table("user", 3, 4)], {"x": "item"})
+    with pytest.raises(RuntimeError, match="id 99 of feature 0"):
+        make("sgd")(torch.tensor([99]), torch.cat([torch.zeros(1), torch.ones(3 * SAMPLES)]).long())
