@@ -72,14 +72,15 @@ bool text_of(const Cell& cell, std::array<char, 24>& buffer, std::string_view& t
   return false;
 }
 
-/// The cell of one value of a list.
-Cell element(const ColumnValues& values, int64_t i) {
+void set_value(const ColumnValues& values, int64_t i, Cell& cell) {
   const auto at = static_cast<size_t>(i);
-  Cell cell;
-  if (values.value_present[at] == 0) return cell;
-  if (values.kind == ColumnValues::Kind::kText) {
+  if (values.value_present[at] == 0) {
+    cell.kind = Cell::Kind::kMissing;
+  } else if (values.kind == ColumnValues::Kind::kText) {
+    const auto code = static_cast<size_t>(values.codes[at]);
     cell.kind = Cell::Kind::kText;
-    cell.text = values.texts[at];
+    cell.text = values.words[code];
+    cell.key = &values.keys[code];
   } else if (values.kind == ColumnValues::Kind::kInteger) {
     cell.kind = Cell::Kind::kInteger;
     cell.integer = values.integers[at];
@@ -87,15 +88,17 @@ Cell element(const ColumnValues& values, int64_t i) {
     cell.kind = Cell::Kind::kReal;
     cell.real = values.reals[at];
   }
-  return cell;
 }
 
 /// `visit(cell)` for each value of a cell until it returns false: of a list, of a text with separators, or the one.
 template <class Visit>
 bool for_each_value(const Cell& cell, char separator, Visit&& visit) {
   if (cell.kind == Cell::Kind::kList) {
-    for (int64_t i = cell.begin; i < cell.end; ++i)
-      if (!visit(element(*cell.list, i))) return false;
+    Cell value;
+    for (int64_t i = cell.begin; i < cell.end; ++i) {
+      set_value(*cell.list, i, value);
+      if (!visit(value)) return false;
+    }
     return true;
   }
   if (cell.kind != Cell::Kind::kText || separator == 0) return visit(cell);
@@ -116,16 +119,16 @@ int64_t table_row(uint64_t key, uint64_t num_rows) {
 
 }  // namespace
 
-Cell row_cell(const ColumnValues& values, int64_t row) {
-  if (!values.is_list) return element(values, row);
-  Cell cell;
+void set_row_cell(const ColumnValues& values, int64_t row, Cell& cell) {
+  if (!values.is_list) {
+    set_value(values, row, cell);
+    return;
+  }
   const auto at = static_cast<size_t>(row);
-  if (values.list_present[at] == 0) return cell;
-  cell.kind = Cell::Kind::kList;
+  cell.kind = values.list_present[at] == 0 ? Cell::Kind::kMissing : Cell::Kind::kList;
   cell.list = &values;
   cell.begin = values.list_begins[at];
   cell.end = values.list_begins[at + 1];
-  return cell;
 }
 
 uint64_t RowBlock::bytes() const {
@@ -183,6 +186,16 @@ void RowDecoder::check_lists(const std::vector<bool>& column_is_list, const std:
 void RowDecoder::add_bad(RowBlock& out, BadRow bad) {
   ++out.num_bad;
   if (out.bad_rows.size() < kBadRowsKept) out.bad_rows.push_back(std::move(bad));
+}
+
+void RowDecoder::reserve(int64_t rows, RowBlock& out) const {
+  const auto more = static_cast<size_t>(rows);
+  out.dense.reserve(more * dense_.size());
+  out.labels.reserve(more * labels_.size());
+  out.ends.reserve(more * features_.size());
+  out.ids.reserve(more * features_.size());
+  if (has_weights_) out.weights.reserve(more * features_.size());
+  if (group_ >= 0) out.groups.reserve(more);
 }
 
 void RowDecoder::decode(std::span<const Cell> cells, int64_t row, RowBlock& out) const {
@@ -324,8 +337,9 @@ bool RowDecoder::add_hashed(const Feature& feature, const Cell& value, RowBlock&
     reason = "an id of the list is missing";
     return false;
   }
-  if (!text_of(value, buffer, text, reason)) return false;
-  out.ids.push_back(table_row(xxh64(text), feature.num_rows));
+  const bool known = value.kind == Cell::Kind::kText && value.key != nullptr;
+  if (!known && !text_of(value, buffer, text, reason)) return false;
+  out.ids.push_back(table_row(known ? *value.key : xxh64(text), feature.num_rows));
   return true;
 }
 

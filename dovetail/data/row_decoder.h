@@ -17,14 +17,15 @@ struct Cell {
   enum class Kind : uint8_t { kMissing, kText, kInteger, kReal, kList };
   Kind kind = Kind::kMissing;
   std::string_view text;
+  const uint64_t* key = nullptr;  ///< of the text, where it is known
   int64_t integer = 0;
   double real = 0;
   const ColumnValues* list = nullptr;  ///< the list is its values [begin, end)
   int64_t begin = 0, end = 0;
 };
 
-/// What row `row` of a row group holds in a column of Parquet.
-Cell row_cell(const ColumnValues& values, int64_t row);
+/// Makes `cell` what row `row` of a row group holds in a column of Parquet; what its kind does not use stays.
+void set_row_cell(const ColumnValues& values, int64_t row, Cell& cell);
 
 /// A row that could not be understood. Rows count from 1 in their file, its header not among them.
 struct BadRow {
@@ -73,6 +74,9 @@ class RowDecoder {
 
   /// Throws UserError, naming `path`, if a separator stands for a column of lists, or a length for a column without.
   void check_lists(const std::vector<bool>& column_is_list, const std::filesystem::path& path) const;
+
+  /// Room in `out` for that many rows.
+  void reserve(int64_t rows, RowBlock& out) const;
 
   /// Appends row number `row` (from 1), or counts it as bad or unlabelled. `cells` are in the order of `columns`. With
   /// missing_label = "bad_row" a row without label is a bad one.

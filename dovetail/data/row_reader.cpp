@@ -120,7 +120,7 @@ class ParquetSource : public SourceFile {
     give(std::move(reader));
     std::vector<Cell> cells(columns.size());
     for (int64_t i = 0; i < block.range.rows; ++i) {
-      for (size_t c = 0; c < columns.size(); ++c) cells[c] = row_cell(columns[c], block.group_row + i);
+      for (size_t c = 0; c < columns.size(); ++c) set_row_cell(columns[c], block.group_row + i, cells[c]);
       decoder.decode(cells, block.range.first_row + i + 1, out);
     }
   }
@@ -231,6 +231,7 @@ RowBlock RowReader::read(int64_t block) const {
   DOVETAIL_CHECK(block >= 0 && block < num_blocks(), "block {} of {}", block, num_blocks());
   const Block& wanted = state_->blocks[static_cast<size_t>(block)];
   RowBlock out;
+  state_->decoder.reserve(wanted.range.rows, out);
   state_->files[wanted.file]->read(wanted, state_->decoder, out);
   return out;
 }

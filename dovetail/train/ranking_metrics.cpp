@@ -14,7 +14,8 @@ namespace dovetail {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-constexpr double kBinsPerUnit = 1024;
+constexpr double kBinsPerUnit = 1024, kLargestLogit = 32;
+static_assert(2 * kLargestLogit * kBinsPerUnit == RankingSums::kBins);
 
 /// Pairs that are ranked rightly, counted twice so that ties are whole numbers, of scores that come in groups of equal
 /// ones from low to high.
@@ -62,7 +63,7 @@ at::Tensor vector_of(const at::Tensor& values, const char* name) {
 }
 
 int64_t bin_of(double logit) {
-  const double bin = std::floor(logit * kBinsPerUnit) + static_cast<double>(RankingSums::kBins / 2);
+  const double bin = std::floor((logit + kLargestLogit) * kBinsPerUnit);
   return static_cast<int64_t>(std::clamp(bin, 0.0, static_cast<double>(RankingSums::kBins - 1)));
 }
 

@@ -17,11 +17,16 @@ void collect(const parquet::arrow::SchemaField& field, std::vector<int>& leaves)
 
 }  // namespace
 
-ArrowFile::ArrowFile(std::string path) : path_(std::move(path)) {
+ArrowFile::ArrowFile(std::string path, Texts texts) : path_(std::move(path)) {
   auto file = check(arrow::io::ReadableFile::Open(path_));
   // Damage in the file's own structures comes as an exception, everything else as a status.
   try {
-    reader_ = check(parquet::arrow::OpenFile(std::move(file), arrow::default_memory_pool()));
+    auto reader = parquet::ParquetFileReader::Open(std::move(file));
+    parquet::ArrowReaderProperties properties;
+    const parquet::SchemaDescriptor& schema = *reader->metadata()->schema();
+    for (int leaf = 0; texts == Texts::kDictionary && leaf < schema.num_columns(); ++leaf)
+      properties.set_read_dictionary(leaf, schema.Column(leaf)->physical_type() == parquet::Type::BYTE_ARRAY);
+    reader_ = check(parquet::arrow::FileReader::Make(arrow::default_memory_pool(), std::move(reader), properties));
   } catch (const parquet::ParquetException& e) {
     refuse(e.what());
   }

@@ -15,7 +15,9 @@ namespace dovetail {
 /// An open Parquet file, whose every failure becomes a UserError that names it.
 class ArrowFile {
  public:
-  explicit ArrowFile(std::string path);
+  enum class Texts { kPlain, kDictionary };
+  /// How columns of texts are read: as strings, or as codes of a dictionary, which most files hold.
+  ArrowFile(std::string path, Texts texts);
 
   const std::string& path() const { return path_; }
   const arrow::Schema& schema() const { return *schema_; }

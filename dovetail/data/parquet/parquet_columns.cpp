@@ -4,6 +4,7 @@
 #include <string>
 
 #include "dovetail/base/error.h"
+#include "dovetail/data/hash.h"
 #include "dovetail/data/parquet/arrow_file.h"
 #include "dovetail/data/parquet/parquet_module.h"
 
@@ -63,8 +64,10 @@ void append_numbers(const arrow::Array& array, ColumnValues& out) {
 template <class Array>
 void append_texts(const arrow::Array& array, ColumnValues& out) {
   const auto& typed = static_cast<const Array&>(array);
-  for (int64_t i = 0; i < typed.length(); ++i)
-    out.texts.push_back(typed.IsNull(i) ? std::string_view() : typed.GetView(i));
+  for (int64_t i = 0; i < typed.length(); ++i) {
+    out.codes.push_back(static_cast<int32_t>(out.words.size()));
+    out.words.push_back(typed.IsNull(i) ? std::string_view() : typed.GetView(i));
+  }
 }
 
 void append_values(const arrow::Array& array, ColumnValues& out);
@@ -73,12 +76,16 @@ void append_dictionary(const arrow::DictionaryArray& array, ColumnValues& out) {
   ColumnValues words;
   words.kind = out.kind;
   append_values(*array.dictionary(), words);
+  const auto before = static_cast<int32_t>(out.words.size());
+  out.words.insert(out.words.end(), words.words.begin(), words.words.end());
+  // A null has no index; without words its code would have none to name.
+  if (out.kind == Kind::kText && words.words.empty()) out.words.emplace_back();
   uint8_t* const presence = out.value_present.data() + out.value_present.size() - array.length();
   for (int64_t i = 0; i < array.length(); ++i) {
     const size_t word = presence[i] != 0 ? static_cast<size_t>(array.GetValueIndex(i)) : 0;
     const bool present = presence[i] != 0 && words.value_present[word] != 0;
     presence[i] = present;
-    if (out.kind == Kind::kText) out.texts.push_back(present ? words.texts[word] : std::string_view());
+    if (out.kind == Kind::kText) out.codes.push_back(before + static_cast<int32_t>(word));
     if (out.kind == Kind::kInteger) out.integers.push_back(present ? words.integers[word] : 0);
     if (out.kind == Kind::kReal) out.reals.push_back(present ? words.reals[word] : 0);
   }
@@ -143,7 +150,7 @@ void append_lists(const arrow::Array& array, ColumnValues& out) {
 
 class ArrowColumns : public ParquetColumns {
  public:
-  explicit ArrowColumns(std::string path) : file_(std::move(path)) {}
+  explicit ArrowColumns(std::string path) : file_(std::move(path), ArrowFile::Texts::kDictionary) {}
 
   std::vector<std::string> column_names() const override { return file_.schema().field_names(); }
   int64_t num_row_groups() const override { return file_.metadata().num_row_groups(); }
@@ -176,7 +183,10 @@ class ArrowColumns : public ParquetColumns {
     const std::shared_ptr<arrow::Table> table = file_.read(group, leaves_);
     std::vector<ColumnValues> out;
     for (const Column& column : columns_) out.push_back(values(*table->GetColumnByName(column.name), column));
-    for (ColumnValues& values : out) values.owner = table;
+    for (ColumnValues& values : out) {
+      for (const std::string_view word : values.words) values.keys.push_back(xxh64(word));
+      values.owner = table;
+    }
     return out;
   }
 
