@@ -2,14 +2,14 @@
 
     ./dev python tools/flights.py --out data/flights
 
-flights.parquet has the flights whose arrival delay is known, for the label `arr_delay > 15`. flights_tasks.parquet has all
-336,776, for the two tasks `arr_delay > 15` and `cancelled`: the delay of a flight that was cancelled or diverted is null,
-`cancelled` is known of every flight. Rows stand in the order of the package, which goes by month as text (1, 10, 11, 12,
-2, ... 9), then by day and by actual departure: the last tenth is the end of August and September.
+flights.parquet has the flights whose arrival delay is known, for the label `arr_delay > 15`. flights_tasks.parquet
+has all 336,776, for the two tasks `arr_delay > 15` and `cancelled`: the delay of a flight that was cancelled or
+diverted is null, `cancelled` is known of every flight. Rows stand in the order of the package, which goes by month as
+text (1, 10, 11, 12, 2, ... 9), then by day and by actual departure: the last tenth is the end of August and September.
 
-Features are what is known at the scheduled departure: the schedule, the aircraft, the route, and the aircraft's last ten
-flights that had landed by then, oldest first (`history_*`). Not dep_time, dep_delay, arr_time and air_time, which tell the
-label.
+Features are what is known at the scheduled departure: the schedule, the aircraft, the route, and the aircraft's last
+ten flights that had landed by then, oldest first (`history_*`). Not dep_time, dep_delay, arr_time and air_time, which
+tell the label.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def histories(flights, landed):
         known = rows[~np.isnat(when[rows])]
         known = known[np.argsort(when[known], kind="stable")]
         ends = np.searchsorted(when[known], departure[rows], side="left")
-        for row, end in zip(rows, ends):
+        for row, end in zip(rows, ends, strict=True):
             found[row] = known[max(0, end - HISTORY) : end]
     offsets = np.concatenate([[0], np.cumsum([len(rows) for rows in found])]).astype(np.int32)
     return offsets, np.concatenate(found) if found else np.empty(0, np.int64)

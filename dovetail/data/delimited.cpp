@@ -33,8 +33,15 @@ const char* behind_quotes(const char* p, const char* end, int64_t& doubled) {
 class DelimitedFile::Splitter {
  public:
   Splitter(const DelimitedFormat& format, const std::vector<size_t>& selected)
-      : format_(format), cell_of_(format.columns.size(), -1), cells_(selected.size()), unquoted_(selected.size()) {
-    for (size_t i = 0; i < selected.size(); ++i) cell_of_[selected[i]] = static_cast<int>(i);
+      : format_(format),
+        cell_of_(format.columns.size(), -1),
+        cells_(selected.size()),
+        texts_(selected.size()),
+        unquoted_(selected.size()) {
+    for (size_t i = 0; i < selected.size(); ++i) {
+      cell_of_[selected[i]] = static_cast<int>(i);
+      cells_[i].text = &texts_[i];
+    }
   }
 
   std::span<const Cell> cells() const { return cells_; }
@@ -67,7 +74,7 @@ class DelimitedFile::Splitter {
  private:
   void set(size_t cell, std::string_view text) {
     cells_[cell].kind = text.empty() ? Cell::Kind::kMissing : Cell::Kind::kText;
-    cells_[cell].text = text;
+    texts_[cell] = text;
   }
 
   /// The text between quotes, and what comes behind them. Records end outside of quotes, so that these close.
@@ -97,6 +104,7 @@ class DelimitedFile::Splitter {
   const DelimitedFormat& format_;
   std::vector<int> cell_of_;  ///< by field, -1 for those not selected
   std::vector<Cell> cells_;
+  std::vector<std::string_view> texts_;  ///< of the cells
   std::vector<std::string> unquoted_;
 };
 

@@ -44,8 +44,8 @@ Parsed number_of(const Cell& cell, double& number, std::string& reason) {
       if (std::isnan(number)) return Parsed::kMissing;
       break;
     case Cell::Kind::kText:
-      if (!parse_number(cell.text, number)) {
-        reason = shown(cell.text) + " is not a number";
+      if (!parse_number(*cell.text, number)) {
+        reason = shown(*cell.text) + " is not a number";
         return Parsed::kBad;
       }
       break;
@@ -65,8 +65,10 @@ bool text_of(const Cell& cell, std::array<char, 24>& buffer, std::string_view& t
     text = std::string_view(buffer.data(), static_cast<size_t>(end - buffer.data()));
     return true;
   }
-  text = cell.text;
-  if (cell.kind == Cell::Kind::kText) return true;
+  if (cell.kind == Cell::Kind::kText) {
+    text = *cell.text;
+    return true;
+  }
   reason = cell.kind == Cell::Kind::kReal ? "a float is no id; write the column as integers or strings"
                                           : "a list, where one id is wanted";
   return false;
@@ -79,8 +81,8 @@ void set_value(const ColumnValues& values, int64_t i, Cell& cell) {
   } else if (values.kind == ColumnValues::Kind::kText) {
     const auto code = static_cast<size_t>(values.codes[at]);
     cell.kind = Cell::Kind::kText;
-    cell.text = values.words[code];
-    cell.key = &values.keys[code];
+    cell.text = &values.words[code];
+    cell.key = &values.keys[at];
   } else if (values.kind == ColumnValues::Kind::kInteger) {
     cell.kind = Cell::Kind::kInteger;
     cell.integer = values.integers[at];
@@ -102,11 +104,12 @@ bool for_each_value(const Cell& cell, char separator, Visit&& visit) {
     return true;
   }
   if (cell.kind != Cell::Kind::kText || separator == 0) return visit(cell);
-  for (size_t at = 0; at <= cell.text.size();) {
-    const size_t end = std::min(cell.text.find(separator, at), cell.text.size());
+  for (size_t at = 0; at <= cell.text->size();) {
+    const size_t end = std::min(cell.text->find(separator, at), cell.text->size());
+    const std::string_view text = cell.text->substr(at, end - at);
     Cell part;
-    part.text = cell.text.substr(at, end - at);
-    part.kind = part.text.empty() ? Cell::Kind::kMissing : Cell::Kind::kText;
+    part.text = &text;
+    part.kind = text.empty() ? Cell::Kind::kMissing : Cell::Kind::kText;
     if (!visit(part)) return false;
     at = end + 1;
   }
@@ -347,8 +350,8 @@ bool RowDecoder::add_integer(const Feature& feature, const Cell& value, RowBlock
   int64_t id = value.integer;
   if (value.kind == Cell::Kind::kMissing)
     reason = "an id of the list is missing";
-  else if (value.kind == Cell::Kind::kText && !parse_number(value.text, id))
-    reason = shown(value.text) + " is not an integer";
+  else if (value.kind == Cell::Kind::kText && !parse_number(*value.text, id))
+    reason = shown(*value.text) + " is not an integer";
   else if (value.kind == Cell::Kind::kReal)
     reason = "a float is no id; write the column as integers";
   else if (feature.num_rows > 0 && static_cast<uint64_t>(id) >= feature.num_rows)

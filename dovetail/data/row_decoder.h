@@ -16,7 +16,7 @@ namespace dovetail {
 struct Cell {
   enum class Kind : uint8_t { kMissing, kText, kInteger, kReal, kList };
   Kind kind = Kind::kMissing;
-  std::string_view text;
+  const std::string_view* text = nullptr;
   const uint64_t* key = nullptr;  ///< of the text, where it is known
   int64_t integer = 0;
   double real = 0;

@@ -51,8 +51,8 @@ class RowOrder {
 /// size, with no state to save. Prefetches the next steps on a thread of its own and decodes on `config.threads`
 /// others.
 ///
-/// Memory: the decoded rows of at most three windows (rounded up to blocks), or all rows if they fit
-/// `config.cache_bytes`; `threads` blocks more while reading; four batches.
+/// Memory: all decoded rows if they fit `config.cache_bytes`, else those of the windows that a step touches and of one
+/// ahead (rounded up to blocks) and of `threads` blocks more; four batches.
 class RowLoader {
  public:
   /// Reads all rows once: scan_rows tells what it throws.

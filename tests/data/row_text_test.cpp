@@ -107,8 +107,8 @@ TEST_F(RowText, GivesBackRandomTextInAnyRanges) {
       file.read(range, {1, 0}, [&](int64_t row, std::span<const Cell> cells, const BadRow* bad) {
         ASSERT_EQ(bad, nullptr);
         ASSERT_EQ(row, static_cast<int64_t>(++at));
-        EXPECT_EQ(cells[1].text, written[at - 1][0]);
-        EXPECT_EQ(cells[0].text, written[at - 1][1]);
+        EXPECT_EQ(*cells[1].text, written[at - 1][0]);
+        EXPECT_EQ(*cells[0].text, written[at - 1][1]);
       });
     EXPECT_EQ(at, written.size());
   }

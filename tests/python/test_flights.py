@@ -74,7 +74,7 @@ def test_histories_are_those_of_plain_loops(package, some):
 
 def test_features_are_those_of_the_flight(package, some):
     planes = {row.tailnum: row for row in package[1].itertuples()}
-    for row, ours in zip(some[0].itertuples(), some[1]):
+    for row, ours in zip(some[0].itertuples(), some[1], strict=True):
         assert ours["arr_delay"] == (None if np.isnan(row.arr_delay) else int(row.arr_delay))
         assert ours["cancelled"] == int(np.isnan(row.dep_time))
         assert ours["weekday"] == datetime.date(row.year, row.month, row.day).weekday()

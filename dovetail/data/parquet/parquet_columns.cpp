@@ -98,7 +98,15 @@ void append_presence(const arrow::Array& array, std::vector<uint8_t>& present) {
   for (int64_t i = 0; i < array.length(); ++i) present[before + static_cast<size_t>(i)] = !array.IsNull(i);
 }
 
+void reserve(const arrow::Array& array, ColumnValues& out) {
+  const auto more = static_cast<size_t>(array.length());
+  if (out.kind == Kind::kInteger) out.integers.reserve(out.integers.size() + more);
+  if (out.kind == Kind::kReal) out.reals.reserve(out.reals.size() + more);
+  if (out.kind == Kind::kText) out.codes.reserve(out.codes.size() + more);
+}
+
 void append_values(const arrow::Array& array, ColumnValues& out) {
+  reserve(array, out);
   append_presence(array, out.value_present);
   switch (array.type_id()) {
     case arrow::Type::BOOL:
@@ -148,6 +156,15 @@ void append_lists(const arrow::Array& array, ColumnValues& out) {
   append_values(*lists.values()->Slice(first, last - first), out);
 }
 
+/// A column at a time, so that its words stay in the processor's cache.
+void hash_words(ColumnValues& values) {
+  std::vector<uint64_t> keys;
+  keys.reserve(values.words.size());
+  for (const std::string_view word : values.words) keys.push_back(xxh64(word));
+  values.keys.reserve(values.codes.size());
+  for (const int32_t code : values.codes) values.keys.push_back(keys[static_cast<size_t>(code)]);
+}
+
 class ArrowColumns : public ParquetColumns {
  public:
   explicit ArrowColumns(std::string path) : file_(std::move(path), ArrowFile::Texts::kDictionary) {}
@@ -184,7 +201,7 @@ class ArrowColumns : public ParquetColumns {
     std::vector<ColumnValues> out;
     for (const Column& column : columns_) out.push_back(values(*table->GetColumnByName(column.name), column));
     for (ColumnValues& values : out) {
-      for (const std::string_view word : values.words) values.keys.push_back(xxh64(word));
+      hash_words(values);
       values.owner = table;
     }
     return out;

@@ -13,7 +13,8 @@ namespace {
 
 class ArrowText : public ParquetText {
  public:
-  ArrowText(std::string path, const std::string& column) : file_(std::move(path), ArrowFile::Texts::kPlain), column_(find_column(column)) {}
+  ArrowText(std::string path, const std::string& column)
+      : file_(std::move(path), ArrowFile::Texts::kPlain), column_(find_column(column)) {}
 
   int64_t num_row_groups() const override { return file_.metadata().num_row_groups(); }
 
