@@ -30,7 +30,12 @@ def write_rows():
         "pair": pa.array([[i, i + 1] for i in n], pa.list_(pa.int64(), 2)),
         "day": pa.array(list(n), pa.date32()),
     }
-    pq.write_table(pa.table(columns), FOLDER / "rows.parquet", row_group_size=20)
+    table = pa.table(columns)
+    pq.write_table(table, FOLDER / "rows.parquet", row_group_size=20)
+    pq.write_table(table, FOLDER / "rows_plain.parquet", row_group_size=20, use_dictionary=False)
+    # A dictionary that grows too large within a row group gives way to plain pages.
+    small = {"dictionary_pagesize_limit": 24, "data_page_size": 32, "write_batch_size": 4}
+    pq.write_table(table, FOLDER / "rows_fallback.parquet", row_group_size=20, **small)
 
 
 def main():

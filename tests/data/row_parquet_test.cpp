@@ -62,14 +62,31 @@ std::string refusal(const RowsConfig& config) {
 
 int64_t key(const std::string& text) { return static_cast<int64_t>(xxh64(text)); }
 
-TEST(RowParquet, GivesEveryTypeAsTheFileHoldsIt) {
-  const RowReader reader(config_of({{.columns = {"city"}},
-                                    {.columns = {"kind"}, .num_rows = 7},
-                                    {.columns = {"number"}},
-                                    {.columns = {"ids"}, .ids = "integer", .num_rows = 2},
-                                    {.columns = {"pair"}, .max_length = 1},
-                                    {.columns = {"city", "small"}}},
-                                   {{.columns = {"real", "small"}}, {.columns = {"delay"}, .transform = "log1p"}}));
+/// Texts in dictionaries, without, and in dictionaries that give way to plain pages.
+class RowParquetFile : public testing::TestWithParam<const char*> {
+ protected:
+  static RowsConfig config_of_file(std::vector<SparseConfig> sparse, std::vector<DenseConfig> dense = {}) {
+    RowsConfig config = config_of(std::move(sparse), std::move(dense));
+    config.files = {fixture(GetParam())};
+    return config;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Encodings, RowParquetFile,
+                         testing::Values("rows.parquet", "rows_plain.parquet", "rows_fallback.parquet"),
+                         [](const auto& info) {
+                           return std::string(info.param).substr(0, std::string(info.param).find('.'));
+                         });
+
+TEST_P(RowParquetFile, GivesEveryTypeAsTheFileHoldsIt) {
+  const RowReader reader(
+      config_of_file({{.columns = {"city"}},
+                      {.columns = {"kind"}, .num_rows = 7},
+                      {.columns = {"number"}},
+                      {.columns = {"ids"}, .ids = "integer", .num_rows = 2},
+                      {.columns = {"pair"}, .max_length = 1},
+                      {.columns = {"city", "small"}}},
+                     {{.columns = {"real", "small"}}, {.columns = {"delay"}, .transform = "log1p"}}));
   EXPECT_EQ(reader.num_rows(), 50);
   EXPECT_EQ(reader.num_blocks(), 3);
   const auto city = ids_of(reader, 0), kind = ids_of(reader, 1), number = ids_of(reader, 2), ids = ids_of(reader, 3),
@@ -105,8 +122,8 @@ TEST(RowParquet, GivesEveryTypeAsTheFileHoldsIt) {
   }
 }
 
-TEST(RowParquet, WeightsStandBesideTheirIds) {
-  const RowReader reader(config_of(
+TEST_P(RowParquetFile, WeightsStandBesideTheirIds) {
+  const RowReader reader(config_of_file(
       {{.columns = {"tags"}, .weights = "tag_weights", .max_length = 2}, {.columns = {"city"}, .missing = "value"}}));
   int64_t i = 0;
   for (const RowBlock& block : read_all(reader)) {
