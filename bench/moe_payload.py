@@ -3,12 +3,12 @@
 usage: ./dev bench moe_payload [--out runs/moe_payload] [--ranks N] [--steps N] [--seeds N] [--set KEY=VALUE]
                                [--result FILE]
 
-configs/moe_tiny.toml in BF16 with its experts spread over the ranks, 2048 tokens a step, at a learning rate at which runs
-that differ by nothing that matters end close to each other (docs/design/mx.md). Per seed two runs: rows dispatched as they are, and as codes
-with their scales. Everything else travels unchanged, so what the two send less of is dispatched rows alone, but for the
-few tokens that the other run routes elsewhere (tests/moe/parallel_test.cpp counts exactly). Claims: the final
-validation losses are within 0.5 %, and the dispatched bytes are at most 0.52 of BF16's. Exit code 1 when one does not
-hold. Runs that are there already are kept.
+configs/moe_tiny.toml in BF16 with its experts spread over the ranks, 2048 tokens a step, at a learning rate at which
+runs that differ by nothing that matters end close to each other (docs/design/mx.md). Per seed two runs: rows
+dispatched as they are, and as codes with their scales. Everything else travels unchanged, so what the two send less
+of is dispatched rows alone, but for the few tokens that the other run routes elsewhere (tests/moe/parallel_test.cpp
+counts exactly). Claims: the final validation losses are within 0.5 %, and the dispatched bytes are at most 0.52 of
+BF16's. Exit code 1 when one does not hold. Runs that are there already are kept.
 """
 
 import argparse

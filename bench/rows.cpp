@@ -60,8 +60,7 @@ void serve(const RowsConfig& config) {
     if (command == "scan") rows = scan(config);
     if (command == "batches") rows = batches(loader, kBatch, step);
     user_check(rows > 0, "no command `{}`", command);
-    std::cout << fmt::format("{{\"seconds\": {}, \"rows\": {}}}", now_seconds() - begin, rows)
-              << std::endl;
+    std::cout << fmt::format("{{\"seconds\": {}, \"rows\": {}}}", now_seconds() - begin, rows) << std::endl;
   }
 }
 

@@ -2,10 +2,10 @@
 
 usage: ./dev bench rows [--threads N] [--rounds N] [--rows N] [--folder FOLDER] [--out FILE]
 
-The table is generated (seed 1): a label, 13 integers and 26 texts of 8 hexadecimal digits of Zipf 1.1 over 100,000, the
-widths of Criteo's, as TSV without header and as Parquet (Snappy, row groups of 65,536). Sides take turns within a round
-and the best round of each counts, in rows per second: Dovetail's decoding to numbers and hashed ids (`decode`), the same
-with statistics (`scan`), batches of 4096 out of decoded rows (`batches`); pyarrow.csv.read_csv and
+The table is generated (seed 1): a label, 13 integers and 26 texts of 8 hexadecimal digits of Zipf 1.1 over 100,000,
+the widths of Criteo's, as TSV without header and as Parquet (Snappy, row groups of 65,536). Sides take turns within a
+round and the best round of each counts, in rows per second: Dovetail's decoding to numbers and hashed ids (`decode`),
+the same with statistics (`scan`), batches of 4096 out of decoded rows (`batches`); pyarrow.csv.read_csv and
 pyarrow.parquet.read_table, which stop at columns of numbers and texts. Both sides use as many threads.
 """
 
@@ -43,7 +43,13 @@ def make_table(rows):
 
 
 def write_config(folder, name, threads):
-    lines = ["[rows]", f'files = "{folder / name}"', 'label = "label"', f"threads = {threads}", 'shuffle_window = "all"']
+    lines = [
+        "[rows]",
+        f'files = "{folder / name}"',
+        'label = "label"',
+        f"threads = {threads}",
+        'shuffle_window = "all"',
+    ]
     lines += ["cache_bytes = 16_000_000_000", "validation_fraction = 0"]
     if name.endswith("tsv"):
         lines += ["header = false", f"columns = {json.dumps(['label', *DENSE, *SPARSE])}"]

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <vector>
+
 #include "dovetail/base/error.h"
 #include "dovetail/base/parallel.h"
 #include "dovetail/ops/dispatch.h"
@@ -75,6 +77,29 @@ void check_jagged(const Jagged& batch, at::ArrayRef<int64_t> rows) {
       if (!feature_is_good(batch, f, limit)) throw_first(batch, f, limit);
     }
   });
+}
+
+Jagged samples_of(const Jagged& batch, int64_t first, int64_t count) {
+  DOVETAIL_CHECK(first >= 0 && count >= 0 && first + count <= batch.samples, "samples {} to {} of {}", first,
+                 first + count, batch.samples);
+  if (count == batch.samples) return batch;
+  Jagged part{.values = {},
+              .offsets = at::zeros({batch.features * count + 1}, batch.offsets.options()),
+              .weights = {},
+              .features = batch.features,
+              .samples = count};
+  const int64_t* offsets = batch.offsets.const_data_ptr<int64_t>();
+  auto* next = part.offsets.mutable_data_ptr<int64_t>();
+  std::vector<at::Tensor> values, weights;
+  for (int64_t f = 0; f < batch.features; ++f) {
+    const int64_t* bag = offsets + f * batch.samples + first;
+    for (int64_t b = 0; b < count; ++b, ++next) next[1] = next[0] + bag[b + 1] - bag[b];
+    values.push_back(batch.values.narrow(0, bag[0], bag[count] - bag[0]));
+    if (batch.weights.defined()) weights.push_back(batch.weights.narrow(0, bag[0], bag[count] - bag[0]));
+  }
+  part.values = values.empty() ? batch.values : at::cat(values);
+  if (batch.weights.defined()) part.weights = weights.empty() ? batch.weights : at::cat(weights);
+  return part;
 }
 
 }  // namespace dovetail::embedding

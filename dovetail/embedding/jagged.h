@@ -19,4 +19,7 @@ struct Jagged {
 /// [0, rows[f]).
 void check_jagged(const Jagged& batch, at::ArrayRef<int64_t> rows);
 
+/// Samples [first, first + count) of a batch: a micro-batch of its own.
+Jagged samples_of(const Jagged& batch, int64_t first, int64_t count);
+
 }  // namespace dovetail::embedding

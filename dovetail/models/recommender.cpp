@@ -151,7 +151,7 @@ void initialize(Recommender& model, uint64_t seed) {
   const torch::NoGradGuard no_grad;
   for (auto& item : model.named_parameters()) {
     at::Tensor& parameter = item.value();
-    if (parameter.dim() == 1) {
+    if (parameter.dim() == 1 || item.key().starts_with("wide.")) {
       parameter.zero_();
       continue;
     }

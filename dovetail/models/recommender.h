@@ -7,33 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/base/schema.h"
+#include "dovetail/models/recommender_config.h"
 #include "dovetail/mx/linear.h"
 
 namespace dovetail {
-
-/// [recommender]: the probability of an event from dense features and embeddings of sparse ones.
-struct RecommenderConfig {
-  std::string model;                      ///< wide_deep | deepfm | dlrm | dcnv2; empty: none is trained
-  int64_t dim = 16;                       ///< of an embedding
-  std::vector<int64_t> bottom = {64};     ///< dlrm: hidden widths of the dense features' part, before one of `dim`
-  std::vector<int64_t> deep = {128, 64};  ///< hidden widths of the deep part; of dlrm's top
-  int64_t cross_layers = 3;               ///< dcnv2
-  int64_t cross_rank = 0;                 ///< dcnv2: of a cross layer's matrix; 0: full
-  std::string cross = "parallel";         ///< dcnv2: the deep part beside the cross layers, or "stacked" on them
-  void describe(Section& s);
-};
-
-/// What a model reads: the features of a sample.
-struct RecommenderInputs {
-  int64_t dense = 0, sparse = 0;
-};
-
-/// Whether a model has a weight of its own for every id (a second table of dimension 1 beside each).
-bool has_wide_part(const RecommenderConfig& config);
-
-/// Throws UserError naming recommender.<key>.
-void check(const RecommenderConfig& config, const RecommenderInputs& inputs);
 
 /// A stack of Linears, each followed by max(x, 0).
 class Tower : public torch::nn::Module {
@@ -81,7 +58,8 @@ class Recommender : public torch::nn::Module {
   std::shared_ptr<Linear> head_;                             ///< of what the parts found
 };
 
-/// Matrices: normal of variance 2 / (in + out) (Glorot and Bengio 2010), a function of seed and name; biases zero.
+/// Matrices: normal of variance 2 / (in + out) (Glorot and Bengio 2010), a function of seed and name; biases and the
+/// wide part's weights: zero.
 void initialize(Recommender& model, uint64_t seed);
 
 /// FLOPs of a sample's forward and backward pass through the model's matrices, without embeddings.

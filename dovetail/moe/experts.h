@@ -32,8 +32,8 @@ at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dis
                         const ExpertWeights& experts);
 
 /// The same of experts of any kind (FastMoE, He et al. 2021), one after another on copies of their rows: expert(e, rows
-/// of e) has as many rows, among them in bfloat16 some of zeros behind the last. All run, also those without rows: their gradients are zeros then, and every rank has the
-/// same ones.
+/// of e) has as many rows, among them in bfloat16 some of zeros behind the last. All run, also those without rows:
+/// their gradients are zeros then, and every rank has the same ones.
 at::Tensor apply_experts(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
                          const std::function<at::Tensor(int64_t, const at::Tensor&)>& expert);
 

@@ -5,6 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string_view>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
@@ -60,8 +64,65 @@ std::vector<std::string> quantizing_recipes() {
   return lines;
 }
 
+/// What only a GPT's run reads, and what only a recommender's does.
+constexpr std::string_view kOfGpt[] = {"/model/",
+                                       "/data/",
+                                       "/precision/",
+                                       "/parallel/",
+                                       "/train/checkpoint_activations",
+                                       "/train/init_noise",
+                                       "/eval/max_tokens",
+                                       "/log/quantization_every",
+                                       "/log/experts_every",
+                                       "/log/sample_"};
+constexpr std::string_view kOfRecommender[] = {"/recommender/", "/rows/", "/embedding/", "/eval/max_rows"};
+
+/// Throws UserError for a key that what is trained does not read.
+void check_sections(RunConfig config) {
+  RunConfig untouched;
+  untouched.model = model_preset(config.model.preset).config;
+  const auto flat = [](RunConfig& c) { return config_to_json([&](Section& s) { c.describe(s); }).flatten(); };
+  const bool recommends = config.recommends();
+  const std::span<const std::string_view> others =
+      recommends ? std::span<const std::string_view>(kOfGpt) : kOfRecommender;
+  const nlohmann::json none = flat(untouched), all = flat(config);
+  for (const auto& [pointer, value] : all.items()) {
+    const std::string_view key = pointer;
+    const bool foreign = std::ranges::any_of(others, [&](std::string_view prefix) { return key.starts_with(prefix); });
+    if (!foreign || (none.contains(pointer) && none[pointer] == value)) continue;
+    std::string dotted(key.substr(1));
+    std::ranges::replace(dotted, '/', '.');
+    throw UserError(
+        fmt::format("{} = {} does nothing: this run trains a {}", dotted, value.dump(),
+                    recommends ? fmt::format("recommender (recommender.model = \"{}\")", config.recommender.model)
+                               : "GPT ([model])"),
+        recommends ? "leave it out" : "leave it out, or say which recommender to train (recommender.model)");
+  }
+}
+
+/// Keys that the optimizer of the tables does not read.
+void check_embedding(const EmbeddingSection& embedding) {
+  const EmbeddingSection none;
+  const auto only = [&](const char* key, bool given, std::initializer_list<std::string_view> readers) {
+    user_check(!given || std::ranges::find(readers, embedding.optimizer) != readers.end(),
+               "embedding.{} does nothing with embedding.optimizer = \"{}\"; leave it out", key, embedding.optimizer);
+  };
+  only("momentum", embedding.momentum != none.momentum, {"momentum"});
+  only("betas", embedding.betas != none.betas, {"adam"});
+  only("eps", embedding.eps != none.eps, {"adagrad", "rowwise_adagrad", "adam"});
+  user_check(embedding.betas.size() == 2, "embedding.betas has {} entries, but Adam has two: [beta1, beta2]",
+             embedding.betas.size());
+}
+
 void check_across_sections(const RunConfig& config) {
-  check_data_source(config.data);
+  check_sections(config);
+  if (config.recommends()) {
+    config.rows.check();
+    check(config.recommender, {.dense = config.rows.num_dense(), .sparse = std::ssize(config.rows.sparse)});
+    check_embedding(config.embedding);
+  } else {
+    check_data_source(config.data);
+  }
   check_schedule(config);
   check_precision(config.precision);
   user_check(config.train.micro_batch <= config.train.batch, "train.micro_batch = {} is larger than train.batch = {}",
@@ -175,6 +236,20 @@ void OptimizerSection::describe(Section& s) {
   s.value("weight_decay", weight_decay, "Decoupled decay of matrices; norms and biases have none").range(0, 10);
 }
 
+void EmbeddingSection::describe(Section& s) {
+  s.value("pooling", pooling, "The ids of a bag: their rows' sum or mean").choices({"sum", "mean"});
+  s.value("optimizer", optimizer,
+          "Of the rows that a step touches: sgd, momentum, adagrad (Duchi et al. 2011), rowwise_adagrad (one sum of "
+          "squares per row, as FBGEMM), adam (moments of touched rows, as torch.optim.SparseAdam)")
+      .choices({"sgd", "momentum", "adagrad", "rowwise_adagrad", "adam"});
+  s.value("lr", lr, "Highest learning rate of the rows; it follows [schedule]").above(0);
+  s.value("momentum", momentum, "momentum: share of the last update that is kept").range(0, 1);
+  s.value("betas", betas, "adam: decay rates of the first and second moment").range(0, 1);
+  s.value("eps", eps, "Added to the square root of the second moment or of the sum of squares").above(0);
+  s.value("weight_decay", weight_decay, "Times the row, added to its gradient (L2) in steps that touch it")
+      .range(0, 10);
+}
+
 void ScheduleSection::describe(Section& s) {
   s.value("warmup_steps", warmup_steps, "Steps of linear warm-up from zero").unit("steps").range(0, kManySteps);
   s.value("decay", decay,
@@ -223,6 +298,9 @@ void EvalSection::describe(Section& s) {
           "Tokens of the validation split read while training; the last evaluation reads all. 0: always all")
       .unit("tokens")
       .range(0, 1e15);
+  s.value("max_rows", max_rows, "The same of a recommender's validation rows, the first ones")
+      .unit("rows")
+      .range(0, 1e15);
 }
 
 void LogSection::describe(Section& s) {
@@ -246,6 +324,9 @@ void RunConfig::describe(Section& s) {
   s.section("run", run, "What this run is called and where it runs");
   s.section("model", model, "The transformer; a preset is where it starts");
   s.section("data", data, "Text, tokenizer and mixture");
+  s.section("recommender", recommender, "A model of events in place of a transformer; what [rows] names is its input");
+  s.section("rows", rows, "The table that a recommender learns from");
+  s.section("embedding", embedding, "The tables of a recommender's sparse features");
   s.section("train", train, "Length, batch and limits of the run");
   s.section("optimizer", optimizer, "How weights are updated");
   s.section("schedule", schedule, "Learning rate over the run");

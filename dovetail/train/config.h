@@ -7,7 +7,9 @@
 
 #include "dovetail/base/schema.h"
 #include "dovetail/data/config.h"
+#include "dovetail/data/row_config.h"
 #include "dovetail/models/config.h"
+#include "dovetail/models/recommender_config.h"
 #include "dovetail/mx/recipe.h"
 
 namespace dovetail {
@@ -76,6 +78,7 @@ struct CheckpointSection {
 struct EvalSection {
   int64_t every_steps = 250;    ///< 0: only at the end
   int64_t max_tokens = 200000;  ///< of the validation split while training; the last evaluation reads all (0: all)
+  int64_t max_rows = 0;         ///< the same of a recommender's
   void describe(Section& s);
 };
 
@@ -111,9 +114,24 @@ struct ParallelSection {
   bool operator==(const ParallelSection&) const = default;
 };
 
+/// The tables of a recommender.
+struct EmbeddingSection {
+  std::string pooling = "sum";  ///< of the ids of a bag: sum | mean
+  std::string optimizer = "rowwise_adagrad";
+  double lr = 0.02;  ///< the highest, as optimizer.lr is of the dense part; both follow [schedule]
+  double momentum = 0.9;
+  std::vector<double> betas = {0.9, 0.999};
+  double eps = 1e-8;
+  double weight_decay = 0;
+  void describe(Section& s);
+};
+
 struct RunConfig {
   RunSection run;
   ModelConfig model;
+  RecommenderConfig recommender;  ///< of a run that trains one; then there is no [model]
+  RowsConfig rows;
+  EmbeddingSection embedding;
   DataConfig data;
   TrainSection train;
   OptimizerSection optimizer;
@@ -125,6 +143,9 @@ struct RunConfig {
   CommSection comm;
   ParallelSection parallel;
   void describe(Section& s);
+  bool recommends() const { return !recommender.model.empty(); }
+  /// What steps and losses count: "token" or "sample".
+  const char* unit() const { return recommends() ? "sample" : "token"; }
   std::filesystem::path folder() const { return run.folder.empty() ? "runs/" + run.name : run.folder; }
 };
 

@@ -109,6 +109,9 @@ LoadedModel load_model(const std::filesystem::path& run_or_checkpoint) {
   user_check(snapshot.state.is_object() && snapshot.state.contains("config") && snapshot.state.contains("tokenizer"),
              "{}: its manifest holds no config and tokenizer; it is not a checkpoint of a training run", name);
   config_from_json([&](Section& s) { loaded.config.describe(s); }, snapshot.state["config"], name);
+  if (loaded.config.recommends())
+    throw UserError(fmt::format("{} is of a recommender ({}), not of a GPT", name, loaded.config.recommender.model),
+                    "its report and metrics.jsonl say how well it ranks");
   loaded.step = snapshot.step;
   loaded.tokenizer = tokenizer_from_state(snapshot.state["tokenizer"]);
   loaded.config.model = resolve_model_config(loaded.config.model, loaded.tokenizer->vocab_size());

@@ -68,9 +68,11 @@ bool TrainingLoop::take_step(StepTimings& timings) {
                             .lr = lr,
                             .grad_norm = outcome.grad_norm,
                             .tokens = state_.tokens,
+                            .samples = config().recommends(),
                             .skipped = outcome.skipped};
   timings.step = number;
   timings.step_ms = 1e3 * step_s;
+  timings.samples = config().recommends();
   timings.tokens_per_s = static_cast<double>(outcome.tokens) / step_s;
   timings.memory_bytes = run_.device.is_cuda() ? gpu_memory().allocated_bytes : resident_bytes();
   const double peak_flops = run_.precision.peak_flops * group_->size();

@@ -54,13 +54,21 @@ nlohmann::ordered_json to_json(const StepMetrics& metrics) {
                                  {"loss", finite_or_null(metrics.loss)},
                                  {"lr", metrics.lr},
                                  {"grad_norm", finite_or_null(metrics.grad_norm)},
-                                 {"tokens", metrics.tokens}};
+                                 {metrics.samples ? "samples" : "tokens", metrics.tokens}};
   if (metrics.router_loss) line["router_loss"] = finite_or_null(*metrics.router_loss);
   if (metrics.skipped) line["skipped"] = true;
   if (metrics.validation) {
     line["validation_loss"] = finite_or_null(metrics.validation->loss);
-    line["validation_nats_per_byte"] = finite_or_null(metrics.validation->nats_per_byte);
-    line["validation_tokens"] = metrics.validation->tokens;
+    if (const auto& ranking = metrics.validation->ranking) {
+      line["validation_samples"] = metrics.validation->tokens;
+      line["auc"] = finite_or_null(ranking->auc);
+      line["normalized_entropy"] = finite_or_null(ranking->normalized_entropy);
+      line["calibration"] = finite_or_null(ranking->calibration);
+      if (metrics.validation->gauc) line["gauc"] = finite_or_null(*metrics.validation->gauc);
+    } else {
+      line["validation_nats_per_byte"] = finite_or_null(metrics.validation->nats_per_byte);
+      line["validation_tokens"] = metrics.validation->tokens;
+    }
   }
   return line;
 }
@@ -69,14 +77,23 @@ StepMetrics step_metrics_from_json(const nlohmann::json& line) {
   const auto number = [&](const char* key) {
     return line.at(key).is_null() ? std::numeric_limits<double>::quiet_NaN() : line.at(key).get<double>();
   };
+  const bool samples = line.contains("samples");
   StepMetrics metrics = {.step = line.at("step").get<int64_t>(),
                          .loss = number("loss"),
                          .lr = number("lr"),
                          .grad_norm = number("grad_norm"),
-                         .tokens = line.at("tokens").get<int64_t>(),
+                         .tokens = line.at(samples ? "samples" : "tokens").get<int64_t>(),
+                         .samples = samples,
                          .skipped = line.value("skipped", false)};
   if (line.contains("router_loss")) metrics.router_loss = number("router_loss");
-  if (line.contains("validation_loss")) {
+  if (line.contains("auc")) {
+    metrics.validation = Validation{.loss = number("validation_loss"),
+                                    .tokens = line.at("validation_samples").get<int64_t>(),
+                                    .ranking = RankingMetrics{.auc = number("auc"),
+                                                              .normalized_entropy = number("normalized_entropy"),
+                                                              .calibration = number("calibration")}};
+    if (line.contains("gauc")) metrics.validation->gauc = number("gauc");
+  } else if (line.contains("validation_loss")) {
     metrics.validation = Validation{.loss = number("validation_loss"),
                                     .nats_per_byte = number("validation_nats_per_byte"),
                                     .tokens = line.at("validation_tokens").get<int64_t>()};
@@ -87,13 +104,14 @@ StepMetrics step_metrics_from_json(const nlohmann::json& line) {
 nlohmann::ordered_json to_json(const StepTimings& timings) {
   // Microseconds are finer than these clocks are steady; whole numbers keep the file small.
   const auto rounded = [](double value) { return std::round(value * 1000.0) / 1000.0; };
-  nlohmann::ordered_json line = {{"step", timings.step},
-                                 {"time_s", rounded(timings.time_s)},
-                                 {"step_ms", rounded(timings.step_ms)},
-                                 {"data_ms", rounded(timings.data_ms)},
-                                 {"communication_ms", rounded(timings.communication_ms)},
-                                 {"tokens_per_s", std::round(timings.tokens_per_s * 10.0) / 10.0},
-                                 {"memory_bytes", timings.memory_bytes}};
+  nlohmann::ordered_json line = {
+      {"step", timings.step},
+      {"time_s", rounded(timings.time_s)},
+      {"step_ms", rounded(timings.step_ms)},
+      {"data_ms", rounded(timings.data_ms)},
+      {"communication_ms", rounded(timings.communication_ms)},
+      {timings.samples ? "samples_per_s" : "tokens_per_s", std::round(timings.tokens_per_s * 10.0) / 10.0},
+      {"memory_bytes", timings.memory_bytes}};
   if (timings.utilization > 0) line["utilization"] = std::round(timings.utilization * 1e5) / 1e5;
   if (timings.evaluation_ms > 0) line["evaluation_ms"] = rounded(timings.evaluation_ms);
   if (timings.checkpoint_ms > 0) line["checkpoint_ms"] = rounded(timings.checkpoint_ms);

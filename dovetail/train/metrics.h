@@ -13,11 +13,12 @@ namespace dovetail {
 /// What a step did, in numbers that depend on config, data and number of ranks alone: a line of metrics.jsonl.
 struct StepMetrics {
   int64_t step = 0;                   ///< steps done, counted from 1
-  double loss = 0;                    ///< nats per token over the global batch
+  double loss = 0;                    ///< nats per token, or per sample of a recommender, over the global batch
   std::optional<double> router_loss;  ///< what the routers' losses add to it, with their coefficients
   double lr = 0;
   double grad_norm = 0;  ///< of the mean gradient, before clipping
-  int64_t tokens = 0;    ///< trained on so far, all ranks
+  int64_t tokens = 0;    ///< or samples, trained on so far, all ranks
+  bool samples = false;  ///< a recommender's: `tokens` counts samples
   bool skipped = false;  ///< loss or gradient was not finite: no update
   std::optional<Validation> validation;
 };
@@ -30,7 +31,8 @@ struct StepTimings {
   double data_ms = 0;                           ///< waiting for the loader
   double communication_ms = 0;                  ///< waiting for the network
   double evaluation_ms = 0, checkpoint_ms = 0;  ///< written where not 0
-  double tokens_per_s = 0;                      ///< all ranks
+  double tokens_per_s = 0;                      ///< or samples, all ranks
+  bool samples = false;                         ///< as StepMetrics'
   double utilization = 0;                       ///< model FLOP/s over the measured peak, 0 to 1; written where not 0
   uint64_t memory_bytes = 0;                    ///< resident; on a GPU those given out by its allocator
 };

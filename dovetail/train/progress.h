@@ -29,9 +29,10 @@ std::string progress_bar(double fraction, int cells);
 
 struct ProgressState {
   int64_t step = 0, steps = 0;  ///< done, of all
-  double loss = 0;              ///< nats per token
+  double loss = 0;              ///< nats per token or sample
   std::optional<double> validation_loss;
   double tokens_per_s = 0;
+  const char* rate_unit = "tok/s";
   double utilization = 0;  ///< 0 to 1; 0: unknown
   double eta_s = 0;
 };

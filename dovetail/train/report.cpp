@@ -23,7 +23,7 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 struct Figures {
   int64_t step = 0, steps = 0, skipped = 0;
-  double loss = kNaN, validation_loss = kNaN, validation_per_byte = kNaN, tokens = kNaN;
+  double loss = kNaN, validation_loss = kNaN, validation_per_byte = kNaN, auc = kNaN, tokens = kNaN;
   double latest_loss = kNaN, best_loss = kNaN;  ///< validation losses that were measured on the same tokens
   double seconds = 0;
   int64_t best_step = 0;
@@ -37,13 +37,15 @@ Figures read_figures(const RunFiles& run) {
     f.step = line["step"].get<int64_t>();
     f.skipped += line.value("skipped", false);
     if (const double loss = number_of(line, "loss"); std::isfinite(loss)) f.loss = loss;
-    if (const double tokens = number_of(line, "tokens"); std::isfinite(tokens)) f.tokens = tokens;
+    if (const double tokens = number_of(line, (std::string(run.config.unit()) + "s").c_str()); std::isfinite(tokens))
+      f.tokens = tokens;
     const double validation = number_of(line, "validation_loss");
     if (!std::isfinite(validation)) continue;
     f.validation_loss = validation;
     f.validation_per_byte = number_of(line, "validation_nats_per_byte");
+    f.auc = number_of(line, "auc");
     // Losses compare on the same tokens alone: the last evaluation usually reads more than those on the way.
-    const double tokens = number_of(line, "validation_tokens");
+    const double tokens = number_of(line, line.contains("auc") ? "validation_samples" : "validation_tokens");
     if (std::isnan(f.latest_loss)) compared_tokens = tokens;
     if (tokens != compared_tokens && !std::isnan(compared_tokens)) continue;
     f.latest_loss = validation;
@@ -61,13 +63,17 @@ Figures read_figures(const RunFiles& run) {
   return f;
 }
 
-std::string verdict(const Figures& f) {
+std::string verdict(const Figures& f, const char* unit) {
   if (f.step == 0) return "No step has been taken yet.";
   std::string text = f.step >= f.steps
                          ? fmt::format("Trained all {} steps", format_grouped(f.steps))
                          : fmt::format("{} of {} steps so far", format_grouped(f.step), format_grouped(f.steps));
   if (std::isfinite(f.validation_loss)) {
-    text += fmt::format(": {:.4g} nats per token on held-out text", f.validation_loss);
+    if (std::isfinite(f.auc))
+      text += fmt::format(": AUC {:.4f}, {:.4g} nats per sample on held-out rows", f.auc, f.validation_loss);
+    else
+      text += fmt::format(": {:.4g} nats per {} on held-out {}", f.validation_loss, unit,
+                          std::string_view(unit) == "token" ? "text" : "rows");
     if (std::isfinite(f.validation_per_byte)) text += fmt::format(", {:.4g} per byte", f.validation_per_byte);
     // Half a percent is no trend.
     if (f.latest_loss > 1.005 * f.best_loss) {
@@ -75,7 +81,7 @@ std::string verdict(const Figures& f) {
                           format_grouped(f.best_step), f.best_loss);
     }
   } else if (std::isfinite(f.loss)) {
-    text += fmt::format(": training loss {:.4g} nats per token, not validated", f.loss);
+    text += fmt::format(": training loss {:.4g} nats per {}, not validated", f.loss, unit);
   }
   if (f.skipped > 0)
     text += fmt::format("; {} step{} skipped as not finite", f.skipped, f.skipped == 1 ? " was" : "s were");
@@ -108,15 +114,18 @@ Json make_tiles(const RunFiles& run, const Figures& f) {
     if (std::isfinite(value)) tiles.push_back({{"label", label}, {"value", text}, {"note", note}});
   };
   add(f.validation_loss, "validation loss", fmt::format("{:.4f}", f.validation_loss),
-      fmt::format("perplexity {:.4g}", std::exp(f.validation_loss)));
+      run.config.recommends() ? "nats per sample" : fmt::format("perplexity {:.4g}", std::exp(f.validation_loss)));
+  add(f.auc, "AUC", fmt::format("{:.4f}", f.auc), "of held-out rows");
   add(f.validation_per_byte, "nats per byte", fmt::format("{:.4f}", f.validation_per_byte), "of held-out text");
   add(f.loss, "training loss", fmt::format("{:.4f}", f.loss), "last step");
-  add(f.tokens, "tokens", format_count(f.tokens), fmt::format("{} steps", format_grouped(f.step)));
+  const std::string unit = run.config.unit();
+  add(f.tokens, (unit + "s").c_str(), format_count(f.tokens), fmt::format("{} steps", format_grouped(f.step)));
   const double parameters = run.machine.is_object() ? number_of(run.machine, "parameters") : kNaN;
   const double flops = run.machine.is_object() ? number_of(run.machine, "flops_per_token") : kNaN;
-  add(parameters, "parameters", format_count(parameters), std::isfinite(flops) ? format_flops(flops) + " / token" : "");
-  const double rate = median(run.timings, "tokens_per_s"), utilization = median(run.timings, "utilization");
-  add(rate, "tokens per second", format_count(rate),
+  add(parameters, "parameters", format_count(parameters),
+      std::isfinite(flops) ? format_flops(flops) + " / " + unit : "");
+  const double rate = median(run.timings, (unit + "s_per_s").c_str()), utilization = median(run.timings, "utilization");
+  add(rate, (unit + "s per second").c_str(), format_count(rate),
       std::isfinite(utilization) ? fmt::format("{:.0f} % of peak", 100 * utilization) : "median");
   add(f.seconds > 0 ? f.seconds : kNaN, "time", format_duration(f.seconds), "with evaluation");
   const Json peak = value_at(run.machine, {"memory", "peak_bytes"});
@@ -243,10 +252,11 @@ Json report_data(const fs::path& run_folder) {
   const Figures figures = read_figures(run);
   const Json cpu = value_at(run.machine, {"machine", "cpu"});
   return {{"name", run.config.run.name},
-          {"model", run.config.model.preset},
+          {"model", run.config.recommends() ? run.config.recommender.model : run.config.model.preset},
           {"where", cpu.is_string() ? cpu.get<std::string>() : ""},
           {"finished", figures.finished},
-          {"verdict", verdict(figures)},
+          {"unit", run.config.unit()},
+          {"verdict", verdict(figures, run.config.unit())},
           {"tiles", make_tiles(run, figures)},
           {"charts", make_charts(run)},
           {"skipped_steps", skipped_steps(run)},

@@ -39,7 +39,8 @@ Axes read_axes(const RunFiles& run) {
     const int64_t i = line["step"].get<int64_t>() - axes.first_step;
     if (i >= 0 && i < static_cast<int64_t>(axis.size())) axis[static_cast<size_t>(i)] = value;
   };
-  for (const Json& line : run.metrics) put(axes.tokens, line, number_of(line, "tokens"));
+  for (const Json& line : run.metrics)
+    put(axes.tokens, line, number_of(line, (std::string(run.config.unit()) + "s").c_str()));
   double before_s = 0, last_s = 0;  // a resumed process counts from zero again
   for (const Json& line : run.timings) {
     const double time_s = number_of(line, "time_s");
@@ -73,7 +74,7 @@ Json make_series(const char* name, const char* style, const std::vector<Json>& l
 }
 
 /// A chart is left out when none of its curves has a point.
-void add_chart(Json& charts, const char* title, const char* format, const char* scale,
+void add_chart(Json& charts, const std::string& title, const char* format, const char* scale,
                const std::vector<Json>& series) {
   Json kept = Json::array();
   for (const Json& curve : series) {
@@ -89,14 +90,21 @@ Json make_charts(const RunFiles& run) {
   const auto& metrics = run.metrics;
   const auto& timings = run.timings;
   Json charts = Json::array();
-  add_chart(charts, "Loss (nats per token)", "number", "linear",
+  const std::string unit = run.config.unit();
+  add_chart(charts, fmt::format("Loss (nats per {})", unit), "number", "linear",
             {make_series("training", "noisy", metrics, "loss", axes),
              make_series("validation", "points", metrics, "validation_loss", axes)});
+  add_chart(charts, "AUC (validation)", "number", "linear",
+            {make_series("all rows", "points", metrics, "auc", axes),
+             make_series("within groups", "points", metrics, "gauc", axes)});
+  add_chart(charts, "Fit of probabilities (validation; 1: as the labels' mean)", "number", "linear",
+            {make_series("normalised entropy", "points", metrics, "normalized_entropy", axes),
+             make_series("calibration", "points", metrics, "calibration", axes)});
   add_chart(charts, "Learning rate", "small", "linear", {make_series("learning rate", "line", metrics, "lr", axes)});
   add_chart(charts, "Gradient norm (before clipping)", "number", "log",
             {make_series("gradient norm", "noisy", metrics, "grad_norm", axes)});
-  add_chart(charts, "Throughput (tokens per second)", "count", "linear",
-            {make_series("tokens per second", "noisy", timings, "tokens_per_s", axes)});
+  add_chart(charts, fmt::format("Throughput ({}s per second)", unit), "count", "linear",
+            {make_series((unit + "s per second").c_str(), "noisy", timings, (unit + "s_per_s").c_str(), axes)});
   add_chart(charts, "Utilisation (% of measured peak)", "percent", "linear",
             {make_series("utilisation", "noisy", timings, "utilization", axes, 100)});
   add_chart(charts, "Memory (resident)", "bytes", "linear",

@@ -72,10 +72,13 @@ std::string tiles(const Json& data) {
   return html + "</div>\n";
 }
 
-constexpr const char* kControls = R"(<div class="bar">
-<span class="group"><button data-axis="0" aria-pressed="true">steps</button><button data-axis="1" aria-pressed="false">tokens</button><button
+constexpr const char* kAxes = R"(<div class="bar">
+<span class="group"><button data-axis="0" aria-pressed="true">steps</button><button data-axis="1" aria-pressed="false">{}s</button><button
  data-axis="2" aria-pressed="false">time</button></span>
-<label>smoothing <input id="smoothing" type="range" min="0" max="0.99" step="0.01" value="0.8"><output>0.8</output></label>
+)";
+
+constexpr const char* kControls =
+    R"(<label>smoothing <input id="smoothing" type="range" min="0" max="0.99" step="0.01" value="0.8"><output>0.8</output></label>
 <button id="reset">reset zoom</button>
 <span class="hint">drag to zoom all charts, double-click to reset</span>
 </div>
@@ -172,15 +175,16 @@ std::string report_page(const Json& data) {
       escaped(data, "name"));
   html += kReportStyle;
   html += "</style>\n</head>\n<body>\n<main>\n";
-  html += header(data) + tiles(data) + kControls + samples(data) + experts(data) + quantization(data) +
-          decisions(data) + machine(data) + commands(data);
+  html += header(data) + tiles(data) + fmt::format(kAxes, escaped(data, "unit")) + kControls + samples(data) +
+          experts(data) + quantization(data) + decisions(data) + machine(data) + commands(data);
   html += fmt::format(
       "<h2>Config</h2>\n<details><summary>the resolved config, every key</summary>\n<pre>{}</pre></details>\n",
       escaped(data, "config"));
   html +=
       "<footer>Made by <code>dovetail report</code> from metrics.jsonl, timings.jsonl, quantization.jsonl, "
       "experts.jsonl and machine.json of the run.</footer>\n</main>\n";
-  const Json plotted = {{"charts", data.at("charts")}, {"skipped_steps", data.at("skipped_steps")}};
+  const Json plotted = {
+      {"unit", data.at("unit")}, {"charts", data.at("charts")}, {"skipped_steps", data.at("skipped_steps")}};
   html += "<script type=\"application/json\" id=\"data\">" + script_json(plotted) + "</script>\n<script>";
   html += kReportScript;
   return html + "</script>\n</body>\n</html>\n";

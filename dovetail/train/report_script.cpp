@@ -9,7 +9,7 @@ const root = document.documentElement;
 const view = { axis: 0, zoom: null, hover: null, smoothing: 0.8 };  // shared by all charts
 const axes = [
   { name: "step", format: x => Math.round(x).toLocaleString("en") },
-  { name: "tokens", format: x => short(x) },
+  { name: data.unit + "s", format: x => short(x) },
   { name: "time", format: x => x < 1 / 60 ? (x * 3600).toFixed(1) + " s" : x < 1 ? (x * 60).toFixed(1) + " min" : x.toFixed(2) + " h" },
 ];
 
@@ -267,7 +267,7 @@ class Chart {
   showTip(rows) {
     const format = formats[this.spec.format], at = rows[0].p;
     const where = ["step " + at[0].toLocaleString("en")];
-    if (at[1] !== null) where.push(short(at[1]) + " tokens");
+    if (at[1] !== null) where.push(`${short(at[1])} ${axes[1].name}`);
     if (at[2] !== null) where.push(axes[2].format(at[2]));
     this.tip.replaceChildren(element("div", { className: "at", textContent: where.join(" · ") }));
     for (const { curve, p, y } of rows) {

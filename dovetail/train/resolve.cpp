@@ -22,6 +22,7 @@
 #include "dovetail/train/expert_parallel.h"
 #include "dovetail/train/progress.h"
 #include "dovetail/train/quantization.h"
+#include "dovetail/train/resolve_recommender.h"
 
 namespace dovetail {
 namespace {
@@ -37,8 +38,16 @@ int ranks_on_this_machine(const Group& group) {
   return value;
 }
 
-at::Device resolve_device(const std::string& device, const Group& group) {
+at::Device resolve_device(const RunConfig& config, const Group& group) {
+  const std::string& device = config.run.device;
   if (device == "cpu") return at::kCPU;
+  const bool routes = config.model.moe.experts > 0;
+  if (routes || config.recommends()) {
+    if (device == "auto") return at::kCPU;
+    throw UserError(routes ? "model.moe: tokens are routed to experts on the CPU only, but run.device is a GPU"
+                           : "recommender.model: tables are on the CPU only, but run.device is a GPU",
+                    "use run.device = \"cpu\"");
+  }
   if (device == "auto" && group.size() > 1) return at::kCPU;  // Gloo is the one way between ranks
   const std::string reason = load_gpu();
   if (reason.empty()) return {at::kCUDA, 0};
@@ -124,30 +133,35 @@ DataSummary resolve_data(RunConfig& config, Group& group, const TrainOptions& op
   return summarize_stores(data);
 }
 
-}  // namespace
-
-ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOptions& options) {
+/// Where the run lies and what of the machine and of each step is this rank's.
+ResolvedRun place_run(const RunConfig& config, const Group& group) {
   ResolvedRun run;
   run.config = config;
   run.config.run.folder = config.folder().string();
-  run.device = resolve_device(config.run.device, group);
-  if (config.precision.gemm == "native") check_native(mx::native_device(run.device));
-  if (run.device.is_cuda() && config.model.moe.experts > 0)
-    throw UserError("model.moe: tokens are routed to experts on the CPU only, but run.device is a GPU",
-                    "use run.device = \"cpu\"");
+  run.device = resolve_device(config, group);
   run.local_ranks = ranks_on_this_machine(group);
   const Machine here = machine();
   run.available_bytes = run.device.is_cuda() ? gpu_memory().free_bytes : here.available_bytes;
   run.threads =
       config.run.threads > 0 ? static_cast<int>(config.run.threads) : std::max(1, here.cores / run.local_ranks);
   at::set_num_threads(run.threads);
-
   user_check(config.train.batch >= group.size(), "train.batch = {} leaves some of the {} ranks without a sample",
              config.train.batch, group.size());
   run.most_samples = (config.train.batch + group.size() - 1) / group.size();
   run.micro_batch =
       config.train.micro_batch > 0 ? std::min(config.train.micro_batch, run.most_samples) : run.most_samples;
+  return run;
+}
 
+}  // namespace
+
+ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOptions& options) {
+  ResolvedRun run = place_run(config, group);
+  if (config.recommends()) {
+    check_recommender(run, group);
+    return run;
+  }
+  if (config.precision.gemm == "native") check_native(mx::native_device(run.device));
   user_check(config.model.moe.load_scope != "global_batch" || config.train.batch % group.size() == 0,
              "model.moe.load_scope = \"global_batch\" counts over the ranks in every micro-batch, but train.batch = {} "
              "is not the same for each of the {} ranks; use a multiple of them",
@@ -166,6 +180,7 @@ ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOption
 }
 
 void resolve_precision_and_size(ResolvedRun& run, Group& group, const std::optional<std::string>& kept_precision) {
+  if (run.config.recommends()) return resolve_recommender_size(run, group);
   run.precision = resolve_precision(run.config.precision.recipe, kept_precision, run.device, group);
   // On the meta device: what is wrong with the recipes of layers shows before any memory is taken.
   GPT sizes_only(run.config.model, c10::kMeta);
@@ -203,13 +218,17 @@ double tokens_that_hide_weights(double flops, double bytes_per_s, int64_t elemen
 
 std::string summary_line(const ResolvedRun& run) {
   const ModelConfig& model = run.config.model;
-  std::string line = fmt::format(
-      "gpt {} parameters{} · {} {} · context {} · {}", format_count(static_cast<double>(run.size.parameters)),
-      model.moe.experts > 0 ? fmt::format(", {} active", format_count(static_cast<double>(run.size.active_parameters)))
+  std::string line =
+      run.config.recommends()
+          ? recommender_summary(run)
+          : fmt::format("gpt {} parameters{} · {} {} · context {} · {}",
+                        format_count(static_cast<double>(run.size.parameters)),
+                        model.moe.experts > 0
+                            ? fmt::format(", {} active", format_count(static_cast<double>(run.size.active_parameters)))
                             : "",
-      run.data.tokenizer_kind, run.data.tokenizer_vocab, model.context, run.precision.name);
+                        run.data.tokenizer_kind, run.data.tokenizer_vocab, model.context, run.precision.name);
   if (!run.precision.reason.empty()) line += fmt::format(" ({})", run.precision.reason);
-  line += fmt::format(" · {}FLOP/token · needs {} of {}", format_count(run.size.flops_per_token),
+  line += fmt::format(" · {}FLOP/{} · needs {} of {}", format_count(run.size.flops_per_token), run.config.unit(),
                       format_bytes(static_cast<double>(run.memory.total()) * run.local_ranks),
                       format_bytes(static_cast<double>(run.available_bytes)));
   for (const std::string& sha256 : run.data.sha256) line += fmt::format(" · data sha256 {}", sha256);

@@ -53,9 +53,16 @@ bool starts_with_any(std::string_view key, std::initializer_list<std::string_vie
   return std::any_of(prefixes.begin(), prefixes.end(), [&](std::string_view p) { return key.starts_with(p); });
 }
 
+/// All of [rows] but where they lie and what only costs time or memory.
+bool decides_which_rows(std::string_view key) {
+  return key.starts_with("rows.") && !starts_with_any(key, {"rows.files", "rows.threads", "rows.cache_bytes"});
+}
+
 bool decides_what_is_trained(std::string_view key) {
   return (key.starts_with("model.") && key != "model.preset") || key == "run.seed" || key == "train.batch" ||
-         starts_with_any(key, {"precision.override.", "precision.recipes."});
+         starts_with_any(key, {"precision.override.", "precision.recipes.", "recommender.", "embedding.optimizer",
+                               "embedding.pooling"}) ||
+         decides_which_rows(key);
 }
 
 /// The order in which prepared text is read. How it was prepared shows in its sha256; where it lies does not matter.
@@ -64,17 +71,17 @@ bool mixes_the_data(std::string_view key) {
 }
 
 bool changes_the_rest(std::string_view key) {
-  return starts_with_any(key, {"optimizer.", "schedule.", "parallel.dispatch", "parallel.combine"}) ||
+  return starts_with_any(key, {"optimizer.", "schedule.", "embedding.", "parallel.dispatch", "parallel.combine"}) ||
          key == "train.steps" || key == "train.clip" || key == "train.micro_batch" ||
          key == "train.checkpoint_activations";
 }
 
 }  // namespace
 
-nlohmann::json checkpoint_state(const RunState& state, const ResolvedRun& run, const Tokenizer& tokenizer, int ranks) {
+nlohmann::json checkpoint_state(const RunState& state, const ResolvedRun& run, const Tokenizer* tokenizer, int ranks) {
   RunConfig config = run.config;
   return {{"config", config_to_json([&](Section& s) { config.describe(s); })},
-          {"tokenizer", tokenizer_state(tokenizer)},
+          {"tokenizer", tokenizer == nullptr ? nlohmann::json() : tokenizer_state(*tokenizer)},
           {"data_sha256", run.data.sha256},
           {"precision", run.precision.name},
           {"ranks", ranks},
@@ -113,7 +120,7 @@ std::vector<std::string> check_same_run(const nlohmann::json& state, const Resol
                                          d.now.empty() ? "absent" : d.now);
     const bool changes_data = mixes_the_data(d.key) || (!same_text && d.key.starts_with("data."));
     // Before the first step (imported weights) nothing is settled but the model.
-    if (step == 0 ? d.key.starts_with("model.") : decides_what_is_trained(d.key) || changes_data)
+    if (step == 0 ? starts_with_any(d.key, {"model.", "recommender."}) : decides_what_is_trained(d.key) || changes_data)
       refused.push_back(text);
     if (step > 0 && changes_the_rest(d.key)) changed.push_back(text);
   }

@@ -28,9 +28,9 @@ struct RunState {
   std::vector<int64_t> resumed_from;          ///< steps at which a process took the run up again, this one included
 };
 
-/// The `state` of a checkpoint of `run` (see Snapshot), with the resolved config and the tokenizer, so that it is
-/// self-contained.
-nlohmann::json checkpoint_state(const RunState& state, const ResolvedRun& run, const Tokenizer& tokenizer, int ranks);
+/// The `state` of a checkpoint of `run` (see Snapshot), with the resolved config and the tokenizer (null: none), so
+/// that it is self-contained.
+nlohmann::json checkpoint_state(const RunState& state, const ResolvedRun& run, const Tokenizer* tokenizer, int ranks);
 
 /// Reads the same; keys that imported weights do not have take their defaults.
 RunState run_state(const nlohmann::json& state, int64_t step);

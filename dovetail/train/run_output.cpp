@@ -22,6 +22,7 @@ constexpr const char *kQuantizationFile = "quantization.jsonl", *kExpertsFile = 
 RunOutput::RunOutput(const RunFolder& folder, const RunConfig& config, int64_t first_step, bool quiet)
     : folder_(folder),
       log_(config.log),
+      unit_(config.unit()),
       first_step_(first_step),
       metrics_(folder.path() / "metrics.jsonl", first_step),
       timings_(folder.path() / "timings.jsonl", first_step),
@@ -55,11 +56,19 @@ void RunOutput::write(const StepMetrics& metrics, const StepTimings& timings) {
   timings_.append(to_json(timings));
   if (metrics.validation) validation_loss_ = metrics.validation->loss;
   if (events_) {
+    const std::string rate_name = "speed/" + unit_ + "s_per_s";
     std::vector<std::pair<std::string_view, double>> values = {{"loss/train", metrics.loss},
                                                                {"optimizer/lr", metrics.lr},
                                                                {"optimizer/grad_norm", metrics.grad_norm},
-                                                               {"speed/tokens_per_s", timings.tokens_per_s}};
+                                                               {rate_name, timings.tokens_per_s}};
     if (metrics.validation) values.emplace_back("loss/validation", metrics.validation->loss);
+    if (metrics.validation && metrics.validation->ranking) {
+      const RankingMetrics& ranking = *metrics.validation->ranking;
+      values.insert(values.end(), {{"ranking/auc", ranking.auc},
+                                   {"ranking/normalized_entropy", ranking.normalized_entropy},
+                                   {"ranking/calibration", ranking.calibration}});
+      if (metrics.validation->gauc) values.emplace_back("ranking/gauc", *metrics.validation->gauc);
+    }
     if (metrics.router_loss) values.emplace_back("loss/router", *metrics.router_loss);
     if (timings.utilization > 0) values.emplace_back("speed/utilization", timings.utilization);
     events_->scalars(metrics.step, values);
@@ -68,6 +77,7 @@ void RunOutput::write(const StepMetrics& metrics, const StepTimings& timings) {
                     .loss = metrics.loss,
                     .validation_loss = validation_loss_,
                     .tokens_per_s = timings.tokens_per_s,
+                    .rate_unit = unit_ == "token" ? "tok/s" : "samples/s",
                     .utilization = timings.utilization},
                    (timings.step_ms + timings.evaluation_ms + timings.checkpoint_ms) / 1000.0);
 }

@@ -42,6 +42,7 @@ class RunOutput {
 
   const RunFolder& folder_;
   LogSection log_;
+  std::string unit_;
   int64_t first_step_;
   StepLog metrics_, timings_;
   std::optional<StepLog> quantization_, experts_;  ///< from the first line on

@@ -19,6 +19,7 @@
 #include "dovetail/models/gpt.h"
 #include "dovetail/mx/feed_forward.h"
 #include "dovetail/train/collective.h"
+#include "dovetail/train/recommender_training.h"
 #include "dovetail/train/report.h"
 #include "dovetail/train/resolve.h"
 #include "dovetail/train/resume.h"
@@ -153,6 +154,14 @@ StartingPoint open_run(const ResolvedRun& run, Group& group, const TrainOptions&
   return start;
 }
 
+std::unique_ptr<TrainingLoop> make_training(const ResolvedRun& run, const std::shared_ptr<Group>& group, bool quiet,
+                                            const StartingPoint& start) {
+  RunFolder* folder = start.folder.get();
+  if (run.config.recommends())
+    return std::make_unique<RecommenderTraining>(run, group, folder, quiet, start.state, start.tensors);
+  return std::make_unique<Training>(run, group, folder, quiet, start.state, start.tensors);
+}
+
 TrainResult result_of(const TrainingLoop& training) {
   const RunState& state = training.state();
   TrainResult result = {.steps = state.step, .interrupted = !training.complete()};
@@ -171,8 +180,6 @@ TrainResult train(const RunConfig& config, std::shared_ptr<Group> group, const T
   ResolvedRun run = resolve_run(config, *group, options);
   if (options.dry_run) {
     resolve_precision_and_size(run, *group, std::nullopt);
-    // Every module is made, as training would make it, without any memory behind it.
-    const GPT model(run.config.model, c10::kMeta);
     if (speaks) say_what_is_trained(run);
     return {};
   }
@@ -184,24 +191,24 @@ TrainResult train(const RunConfig& config, std::shared_ptr<Group> group, const T
 
   const PeakMemory peak(run.device);
   RunFolder* folder = start.folder.get();
-  Training training(run, group, folder, options.quiet, start.state, start.tensors);
+  const std::unique_ptr<TrainingLoop> training = make_training(run, group, options.quiet, start);
   start.tensors.clear();
   const auto write_machine = [&](bool finished) {
-    folder->write_json("machine.json", machine_record(run, training.state(), group->size(), training.data_summary(),
+    folder->write_json("machine.json", machine_record(run, training->state(), group->size(), training->data_summary(),
                                                       peak.bytes(), finished));
   };
   on_rank_zero(*group, "writing the run's config", [&] {
     folder->write_config(run.config);
     write_machine(false);
   });
-  if (speaks) log_info("{}", training.data_summary());
-  training.run();
+  if (speaks) log_info("{}", training->data_summary());
+  training->run();
   on_rank_zero(*group, "writing the report", [&] {
-    write_machine(training.complete());
-    if (training.complete()) training.finish(*folder, options.quiet);
+    write_machine(training->complete());
+    if (training->complete()) training->finish(*folder, options.quiet);
     write_report(folder->path());
   });
-  return result_of(training);
+  return result_of(*training);
 }
 
 }  // namespace dovetail

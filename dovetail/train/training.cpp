@@ -136,7 +136,7 @@ std::map<std::string, at::Tensor> Training::checkpoint_tensors() {
 }
 
 nlohmann::json Training::checkpoint_state() const {
-  return dovetail::checkpoint_state(state_, run_, store().tokenizer(), group_->size());
+  return dovetail::checkpoint_state(state_, run_, &store().tokenizer(), group_->size());
 }
 
 }  // namespace dovetail

@@ -6,14 +6,17 @@
 #include "dovetail/comm/group.h"
 #include "dovetail/data/token_store.h"
 #include "dovetail/models/gpt.h"
+#include "dovetail/train/ranking_metrics.h"
 
 namespace dovetail {
 
 /// The loss on the validation split.
 struct Validation {
-  double loss = 0;           ///< nats per token; exp(loss) is the perplexity
-  double nats_per_byte = 0;  ///< loss * (tokens / bytes of the whole split): comparable between tokenizers
-  int64_t tokens = 0;        ///< that it was measured on
+  double loss = 0;                        ///< nats per token (exp(loss) is the perplexity) or per sample
+  double nats_per_byte = 0;               ///< of text, loss * (tokens / bytes of the whole split)
+  int64_t tokens = 0;                     ///< or samples, that it was measured on
+  std::optional<RankingMetrics> ranking;  ///< of a recommender
+  std::optional<double> gauc;             ///< where its rows have groups
 };
 
 struct ValidationOptions {

@@ -57,8 +57,8 @@ class MoELayer(nn.Module):
     float32 whatever `dtype`, that of the experts. Each expert's matrices are parameters of their own, so the layer
     stands beside DistributedDataParallel as any other.
 
-    A `gate` of your own stands in for the router: a module that makes a Routing of rows (T, width) float32, with as many
-    choices a token as it likes; choices of one expert have slots from 0 on, each its own.
+    A `gate` of your own stands in for the router: a module that makes a Routing of rows (T, width) float32, with as
+    many choices a token as it likes; choices of one expert have slots from 0 on, each its own.
     """
 
     def __init__(
@@ -85,7 +85,9 @@ class MoELayer(nn.Module):
         self.load_loss, self.z_loss = load_loss, z_loss
         self.routing = {"drop": "none", **routing}
         if gate is None:
-            route(torch.zeros(1, experts), k, **self.routing)  # what cannot be is an error here and not in the first step
+            route(
+                torch.zeros(1, experts), k, **self.routing
+            )  # what cannot be is an error here and not in the first step
         rows = 2 * ffn_width if activation == "swiglu" else ffn_width
 
         def matrices(*sizes: int) -> nn.ParameterList:

@@ -34,27 +34,6 @@ inline Jagged random_batch(const PackedTables& tables, int64_t samples, uint64_t
           .samples = samples};
 }
 
-/// Samples [begin, end) of a batch.
-inline Jagged samples_of(const Jagged& batch, int64_t begin, int64_t end) {
-  std::vector<at::Tensor> values, weights;
-  std::vector<int64_t> offsets = {0};
-  const int64_t* from = batch.offsets.const_data_ptr<int64_t>();
-  for (int64_t f = 0; f < batch.features; ++f) {
-    for (int64_t b = f * batch.samples + begin; b < f * batch.samples + end; ++b) {
-      values.push_back(batch.values.slice(0, from[b], from[b + 1]));
-      if (batch.weights.defined()) weights.push_back(batch.weights.slice(0, from[b], from[b + 1]));
-      offsets.push_back(offsets.back() + from[b + 1] - from[b]);
-    }
-  }
-  values.push_back(batch.values.slice(0, 0, 0));
-  if (batch.weights.defined()) weights.push_back(batch.weights.slice(0, 0, 0));
-  return {.values = at::cat(values),
-          .offsets = ids_from(offsets),
-          .weights = batch.weights.defined() ? at::cat(weights) : at::Tensor(),
-          .features = batch.features,
-          .samples = end - begin};
-}
-
 /// Tables, state and steps in float64.
 class Reference {
  public:

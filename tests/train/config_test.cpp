@@ -81,6 +81,25 @@ TEST_F(RunConfigFile, MistakesAreNamedWithTheirPlace) {
   EXPECT_THAT(refusal("[schedule]\ndecay = \"cosin\"\n"), AllOf(HasSubstr("cosin"), HasSubstr("run.toml:2:")));
 }
 
+TEST_F(RunConfigFile, RefusesWhatTheTaskDoesNotRead) {
+  const std::string clicks =
+      "[recommender]\nmodel = \"deepfm\"\n[rows]\nfiles = [\"a.tsv\"]\nlabel = \"clicked\"\n"
+      "sparse = [{ columns = \"user\", num_rows = 9 }]\n";
+  EXPECT_EQ(refusal(clicks), "accepted");
+  const std::pair<const char*, const char*> cases[] = {
+      {"[model]\nlayers = 3\n", "model.layers = 3 does nothing: this run trains a recommender"},
+      {"[data]\ntext = [\"a\"]\n", "data.text.0"},
+      {"[precision]\nrecipe = \"mxfp8\"\n", "precision.recipe"},
+      {"[parallel]\nexpert = 2\n", "parallel.expert"},
+      {"[log]\nsample_prompts = [\"a\"]\n", "log.sample_prompts.0"},
+      {"[embedding]\nmomentum = 0.5\n", "embedding.momentum does nothing with embedding.optimizer"},
+      {"[embedding]\noptimizer = \"sgd\"\neps = 0.5\n", "embedding.eps does nothing"}};
+  for (const auto& [toml, key] : cases) EXPECT_THAT(refusal(clicks + toml), HasSubstr(key)) << toml;
+  EXPECT_THAT(refusal("[embedding]\nlr = 0.5\n"), HasSubstr("embedding.lr = 0.5 does nothing: this run trains a GPT"));
+  EXPECT_THAT(refusal("[rows]\nlabel = \"a\"\n"), HasSubstr("rows.label"));
+  EXPECT_THAT(refusal("[eval]\nmax_rows = 5\n"), HasSubstr("eval.max_rows"));
+}
+
 TEST(RunConfigs, EveryShippedConfigLoads) {
   const auto folder = std::filesystem::path(__FILE__).parent_path() / "../../configs";
   int count = 0;

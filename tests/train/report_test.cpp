@@ -124,6 +124,7 @@ TEST_F(Report, DataInTheScriptHasNoLessThanSign) {
             {"model", "m"},
             {"where", ""},
             {"finished", true},
+            {"unit", "token"},
             {"verdict", "v"},
             {"tiles", Json::array()},
             {"charts", {{{"title", "</script><!--"}, {"series", Json::array()}}}},

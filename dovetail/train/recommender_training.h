@@ -1,0 +1,55 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dovetail/data/row_loader.h"
+#include "dovetail/embedding/table.h"
+#include "dovetail/models/recommender.h"
+#include "dovetail/train/loop.h"
+#include "dovetail/train/optimizer.h"
+
+namespace dovetail {
+
+/// A run with its recommender, tables, optimizers and rows in memory.
+///
+/// A step is synchronous: all rows of its batch are looked up before any is updated. Its gradients are those of the
+/// mean loss of the batch; train.clip is of the dense part's.
+class RecommenderTraining : public TrainingLoop {
+ public:
+  /// As Training.
+  RecommenderTraining(const ResolvedRun& run, std::shared_ptr<Group> group, RunFolder* folder, bool quiet,
+                      RunState state, const std::map<std::string, at::Tensor>& tensors);
+
+  std::string data_summary() const override { return loader_->summary(); }
+  void finish(const RunFolder& folder, bool quiet) override;
+
+ private:
+  StepOutcome train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) override;
+  void report_step() override {}
+  std::optional<Validation> evaluate() override;
+  int64_t updates() const override { return optimizer_->updates(); }
+  std::map<std::string, at::Tensor> checkpoint_tensors() override;
+  nlohmann::json checkpoint_state() const override;
+
+  void restore_from(const std::map<std::string, at::Tensor>& tensors);
+
+  std::shared_ptr<Recommender> model_;
+  std::optional<embedding::PackedTables> tables_;
+  std::optional<Optimizer> optimizer_;
+  std::optional<GradientReducer> reducer_;
+  std::optional<RowLoader> loader_;
+  std::vector<RankingMetrics> validations_;  ///< of this process
+};
+
+/// What [rows] gives a model.
+RecommenderInputs recommender_inputs(const RunConfig& config);
+
+/// The tables of a config whose rows are resolved: for each sparse feature one of recommender.dim, and with a wide part
+/// one of dimension 1 behind them, "<feature>.wide".
+embedding::PackSpec table_specs(const RunConfig& config);
+
+}  // namespace dovetail

@@ -1,0 +1,83 @@
+#include "dovetail/train/resolve_recommender.h"
+
+#include <fmt/format.h>
+
+#include <numeric>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/machine.h"
+#include "dovetail/models/recommender.h"
+#include "dovetail/train/recommender_training.h"
+
+namespace dovetail {
+namespace {
+
+constexpr int64_t kFloat = sizeof(float);
+
+struct TableSizes {
+  int64_t elements = 0, state = 0, columns = 0;
+};
+
+TableSizes sizes_of(const embedding::PackSpec& pack) {
+  TableSizes sizes;
+  for (const embedding::TableSpec& table : pack.tables) {
+    sizes.elements += table.rows * table.dim;
+    sizes.state += table.rows * embedding::state_per_row(pack.optimizer.kind, table.dim);
+    sizes.columns += table.dim;
+  }
+  return sizes;
+}
+
+int64_t dense_parameters(const RunConfig& config) {
+  const Recommender model(config.recommender, recommender_inputs(config), c10::kMeta);
+  const auto parameters = model.parameters();
+  return std::accumulate(parameters.begin(), parameters.end(), int64_t{0},
+                         [](int64_t sum, const at::Tensor& p) { return sum + p.numel(); });
+}
+
+}  // namespace
+
+void check_recommender(const ResolvedRun& run, const Group& group) {
+  const RowsConfig& rows = run.config.rows;
+  if (group.size() > 1)
+    throw UserError(fmt::format("recommender.model: tables lie on one rank, but this job has {}", group.size()),
+                    "train without `dovetail launch`, or with -n 1");
+  user_check(rows.label.size() == 1, "rows.label names {} tasks, but recommender.model = \"{}\" learns one",
+             rows.label.size(), run.config.recommender.model);
+  for (const SparseConfig& feature : rows.sparse)
+    user_check(feature.num_rows > 0,
+               "rows.sparse \"{}\" has no num_rows, but tables have a fixed number of rows; give one for its ids to be "
+               "hashed into",
+               feature.feature_name());
+}
+
+void resolve_recommender_size(ResolvedRun& run, Group& group) {
+  run.precision = resolve_precision("fp32", std::nullopt, run.device, group);
+  run.precision.recipe = run.config.precision.recipe;
+  const RunConfig& config = run.config;
+  const TableSizes tables = sizes_of(table_specs(config));
+  const int64_t dense = dense_parameters(config);
+  run.size = {
+      .parameters = dense + tables.elements,
+      .parameters_without_embedding = dense,
+      .active_parameters = dense + tables.columns,
+      .flops_per_token = flops_per_sample(Recommender(config.recommender, recommender_inputs(config), c10::kMeta))};
+  // Of a micro-batch: what the tables give, its copy beside the dense features and the gradients of both; of the whole
+  // batch the gradients of what the tables gave.
+  const int64_t wide = tables.columns + config.rows.num_dense();
+  run.memory = {.weights = kFloat * (dense + tables.elements),
+                .gradients = kFloat * (dense + config.train.batch * tables.columns),
+                .optimizer = kFloat * (2 * dense + tables.state),
+                .activations = kFloat * run.micro_batch * 4 * wide,
+                .checkpoint = kFloat * (3 * dense + tables.elements + tables.state)};
+}
+
+std::string recommender_summary(const ResolvedRun& run) {
+  const embedding::PackSpec pack = table_specs(run.config);
+  return fmt::format("{} {} parameters, {} in {} tables · {}", run.config.recommender.model,
+                     format_count(static_cast<double>(run.size.parameters_without_embedding)),
+                     format_count(static_cast<double>(run.size.parameters - run.size.parameters_without_embedding)),
+                     pack.tables.size(), run.precision.name);
+}
+
+}  // namespace dovetail

@@ -1,0 +1,177 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/rng.h"
+#include "dovetail/io/checkpoint.h"
+#include "dovetail/train/load_model.h"
+#include "tests/train/tiny_run.h"
+
+namespace dovetail {
+namespace {
+
+using test::train_alone;
+using ::testing::HasSubstr;
+
+constexpr int64_t kUsers = 40, kItems = 30;
+
+/// A row is clicked more often where a hidden number of its user and one of its item have the same sign: nothing that a
+/// user or an item alone says, and nothing that the dense column says.
+std::string clicks(int rows) {
+  const auto draw = [](uint64_t key, uint64_t i, uint64_t below) {
+    return random_below(key, RandomStream::kTest, i, below);
+  };
+  std::string text = "user\titem\tsize\tclicked\n";
+  for (int i = 0; i < rows; ++i) {
+    const auto at = static_cast<uint64_t>(i);
+    const uint64_t user = draw(1, at, kUsers), item = draw(2, at, kItems);
+    const bool likes = draw(3, user, 2) == draw(4, item, 2);
+    const bool clicked = draw(5, at, 10) < (likes ? 9 : 1);
+    text += fmt::format("u{}\ti{}\t{}\t{:d}\n", user, item, draw(6, at, 100), clicked);
+  }
+  return text;
+}
+
+class Clicks {
+ public:
+  Clicks() { write_file_atomically(folder_ / "clicks.tsv", clicks(6000)); }
+
+  RunConfig config(const std::string& model, const std::string& name = "run") const {
+    RunConfig config;
+    config.run.name = name;
+    config.run.folder = (folder_ / name).string();
+    config.run.device = "cpu";
+    config.run.threads = 1;
+    config.recommender.model = model;
+    config.recommender.dim = 8;
+    config.recommender.deep = {16};
+    config.rows.files = {(folder_ / "clicks.tsv").string()};
+    config.rows.label = {"clicked"};
+    config.rows.dense = {{.columns = {"size"}, .transform = "standard"}};
+    config.rows.sparse = {{.columns = {"user"}, .num_rows = 50}, {.columns = {"item"}, .num_rows = 60}};
+    config.rows.shuffle_window = 1000;
+    config.embedding.lr = 0.1;
+    config.optimizer.lr = 1e-2;
+    config.optimizer.weight_decay = 0;
+    config.train.steps = 200;
+    config.train.batch = 128;
+    config.checkpoint.every_steps = 0;
+    config.eval.every_steps = 100;
+    config.log.tensorboard = false;
+    return config;
+  }
+
+  std::vector<nlohmann::json> metrics(const std::string& run) const {
+    std::vector<nlohmann::json> lines;
+    std::istringstream in(read_file((folder_ / run / "metrics.jsonl").string()));
+    for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
+    return lines;
+  }
+  std::filesystem::path file(const std::string& run, const char* name) const { return folder_ / run / name; }
+
+ private:
+  test::TemporaryFolder folder_;
+};
+
+Snapshot last_checkpoint(const RunConfig& config) { return read_latest_checkpoint(config.folder() / "checkpoints"); }
+
+void expect_same_tensors(const Snapshot& a, const Snapshot& b) {
+  ASSERT_EQ(a.tensors.size(), b.tensors.size());
+  for (const auto& [name, tensor] : a.tensors) EXPECT_TRUE(at::equal(tensor, b.tensors.at(name))) << name;
+}
+
+class EveryModel : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(EveryModel, LearnsWhichPairsAreClicked) {
+  const Clicks data;
+  const RunConfig config = data.config(GetParam());
+  train_alone(config);
+  const auto lines = data.metrics("run");
+  ASSERT_EQ(lines.size(), 200);
+  EXPECT_EQ(lines[9]["samples"], 1280);
+  EXPECT_FALSE(lines[9].contains("auc"));
+  // Who knows all hidden numbers reaches 0.90, and who knows users and items alone 0.50.
+  EXPECT_GT(lines[199]["auc"], 0.8);
+  EXPECT_LT(lines[199]["normalized_entropy"], 0.75);
+  EXPECT_NEAR(lines[199]["calibration"].get<double>(), 1, 0.1);
+  EXPECT_EQ(lines[199]["validation_samples"], 600);
+  EXPECT_LT(lines[0]["loss"], 1.2 * std::log(2));
+  EXPECT_THAT(read_file(data.file("run", "report.html").string()), HasSubstr("AUC"));
+}
+
+TEST_P(EveryModel, ResumesBitForBit) {
+  const Clicks data;
+  const RunConfig whole = data.config(GetParam(), "whole");
+  train_alone(whole);
+  RunConfig cut = data.config(GetParam(), "cut");
+  cut.checkpoint.every_steps = 60;
+  cut.train.steps = 100;
+  cut.schedule.decay = "constant";
+  RunConfig uncut = cut;
+  uncut.run.folder = data.file("uncut", "").parent_path().string();
+  train_alone(uncut);
+  RunConfig first = cut;
+  first.train.steps = 60;
+  train_alone(first);
+  train_alone(cut);
+  expect_same_tensors(last_checkpoint(cut), last_checkpoint(uncut));
+}
+
+INSTANTIATE_TEST_SUITE_P(Recommender, EveryModel, ::testing::Values("wide_deep", "deepfm", "dlrm", "dcnv2"));
+
+TEST(Recommender, EveryOptimizerOfTablesLearns) {
+  const Clicks data;
+  for (const char* optimizer : {"sgd", "momentum", "adagrad", "rowwise_adagrad", "adam"}) {
+    RunConfig config = data.config("deepfm", optimizer);
+    config.embedding.optimizer = optimizer;
+    config.embedding.lr = std::string(optimizer) == "sgd" ? 5 : std::string(optimizer) == "momentum" ? 0.5 : 0.05;
+    train_alone(config);
+    EXPECT_GT(data.metrics(optimizer).back()["auc"], 0.8) << optimizer;
+  }
+}
+
+TEST(Recommender, MicroBatchesAreTheBatch) {
+  const Clicks data;
+  RunConfig whole = data.config("dlrm", "whole"), parts = data.config("dlrm", "parts");
+  for (RunConfig* config : {&whole, &parts}) config->train.steps = 20;
+  parts.train.micro_batch = 50;
+  train_alone(whole);
+  train_alone(parts);
+  const Snapshot a = last_checkpoint(whole), b = last_checkpoint(parts);
+  for (const auto& [name, tensor] : a.tensors)
+    EXPECT_TRUE(at::allclose(tensor, b.tensors.at(name), 1e-4, 1e-5)) << name;
+}
+
+TEST(Recommender, RefusesWhatItCannotTrain) {
+  const Clicks data;
+  const auto refusal = [&](auto change) {
+    RunConfig config = data.config("deepfm");
+    change(config);
+    try {
+      train_alone(config);
+    } catch (const UserError& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  EXPECT_THAT(refusal([](RunConfig& c) { c.run.device = "cuda"; }), HasSubstr("tables are on the CPU only"));
+  EXPECT_THAT(refusal([](RunConfig& c) { c.rows.sparse[1].num_rows = 0; }), HasSubstr("\"item\" has no num_rows"));
+  EXPECT_THAT(refusal([](RunConfig& c) { c.rows.label.push_back("size"); }), HasSubstr("rows.label names 2 tasks"));
+  const RunConfig config = data.config("deepfm");
+  RunConfig short_run = config;
+  short_run.train.steps = 2;
+  train_alone(short_run);
+  EXPECT_THAT(refusal([](RunConfig& c) { c.recommender.dim = 4; }), HasSubstr("recommender.dim was 8, is 4"));
+  try {
+    load_model(config.folder());
+    ADD_FAILURE() << "loaded";
+  } catch (const UserError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("is of a recommender (deepfm)"));
+  }
+}
+
+}  // namespace
+}  // namespace dovetail
