@@ -96,8 +96,8 @@ def gradient_boosting(table: Table, seed: int) -> float:
     columns = [table.dense]
     for name in table.ids:
         frequent = table.ids[name][table.train].value_counts().index[:254]
-        codes = pd.Categorical(table.ids[name], categories=frequent).codes
-        columns.append(np.where(codes < 0, 254, codes)[:, None])
+        codes = table.ids[name].map({value: code for code, value in enumerate(frequent)})
+        columns.append(codes.fillna(len(frequent)).to_numpy(float)[:, None])
     x = np.column_stack(columns)
     categorical = np.arange(x.shape[1]) >= table.dense.shape[1]
     model = HistGradientBoostingClassifier(categorical_features=categorical, random_state=seed)
