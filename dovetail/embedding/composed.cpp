@@ -80,16 +80,16 @@ void update_table(const PackedTables& tables, int64_t table, const std::vector<P
 
 }  // namespace
 
-at::Tensor pool(const PackedTables& tables, const Jagged& batch) {
+void pool(const PackedTables& tables, const Jagged& batch, const at::Tensor& y) {
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> pooled = {at::empty({batch.samples, 0}, at::kFloat)};
   for (int64_t f = 0; f < batch.features; ++f) {
     const FeatureIds feature = ids_of(tables, batch, f);
-    const at::Tensor rows = tables.weight(tables.features()[static_cast<size_t>(f)].table);
-    pooled.push_back(std::get<0>(at::embedding_bag(rows, feature.ids, feature.offsets, /*scale_grad_by_freq=*/false,
-                                                   /*mode=*/0, /*sparse=*/false, feature.scale)));
+    const FeatureLayout& layout = tables.features()[static_cast<size_t>(f)];
+    const at::Tensor rows = tables.weight(layout.table);
+    y.narrow(1, layout.column, rows.size(1))
+        .copy_(std::get<0>(at::embedding_bag(rows, feature.ids, feature.offsets, /*scale_grad_by_freq=*/false,
+                                             /*mode=*/0, /*sparse=*/false, feature.scale)));
   }
-  return at::cat(pooled, 1);
 }
 
 void update(PackedTables& tables, const std::vector<PooledGradient>& micro_batches) {

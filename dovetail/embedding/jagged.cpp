@@ -102,4 +102,27 @@ Jagged samples_of(const Jagged& batch, int64_t first, int64_t count) {
   return part;
 }
 
+Jagged features_of(const Jagged& batch, const std::vector<int64_t>& features) {
+  if (static_cast<int64_t>(features.size()) == batch.features) return batch;
+  const auto count = static_cast<int64_t>(features.size());
+  Jagged part{.values = {},
+              .offsets = at::zeros({count * batch.samples + 1}, batch.offsets.options()),
+              .weights = {},
+              .features = count,
+              .samples = batch.samples};
+  auto* next = part.offsets.mutable_data_ptr<int64_t>();
+  std::vector<at::Tensor> values = {batch.values.narrow(0, 0, 0)}, weights;
+  for (const int64_t f : features) {
+    const int64_t* bag = batch.offsets.const_data_ptr<int64_t>() + f * batch.samples;
+    const int64_t ids = bag[batch.samples] - bag[0], before = *next - bag[0];
+    for (int64_t b = 1; b <= batch.samples; ++b) next[b] = bag[b] + before;
+    next += batch.samples;
+    values.push_back(batch.values.narrow(0, bag[0], ids));
+    if (batch.weights.defined()) weights.push_back(batch.weights.narrow(0, bag[0], ids));
+  }
+  part.values = at::cat(values);
+  if (batch.weights.defined()) part.weights = weights.empty() ? batch.weights.narrow(0, 0, 0) : at::cat(weights);
+  return part;
+}
+
 }  // namespace dovetail::embedding

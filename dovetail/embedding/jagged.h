@@ -2,6 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <vector>
+
 namespace dovetail::embedding {
 
 /// The sparse input of a batch, any number of ids per feature and sample, in the layout of TorchRec's
@@ -21,5 +24,8 @@ void check_jagged(const Jagged& batch, at::ArrayRef<int64_t> rows);
 
 /// Samples [first, first + count) of a batch: a micro-batch of its own.
 Jagged samples_of(const Jagged& batch, int64_t first, int64_t count);
+
+/// The features of a batch by their numbers, ascending.
+Jagged features_of(const Jagged& batch, const std::vector<int64_t>& features);
 
 }  // namespace dovetail::embedding

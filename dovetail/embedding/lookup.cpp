@@ -24,7 +24,7 @@ namespace {
 
 /// An output beyond this does not stay in the caches until it is read, and need not be read before it is written.
 constexpr int64_t kStreamBytes = int64_t{8} << 20;
-constexpr int64_t kVectorBytes = 64;
+constexpr int64_t kVectorBytes = 64, kVector = kVectorBytes / static_cast<int64_t>(sizeof(float));
 /// Samples of a feature that are one piece of work.
 constexpr int64_t kPoolSamples = 4096;
 
@@ -39,27 +39,29 @@ PoolProblem pool_problem(const PackedTables& tables, const Jagged& batch, const 
                       .samples = batch.samples,
                       .y = y.mutable_data_ptr<float>(),
                       .columns = tables.columns(),
-                      .stream = static_cast<int64_t>(y.nbytes()) > kStreamBytes &&
+                      .stream = tables.columns() % kVector == 0 && static_cast<int64_t>(y.nbytes()) > kStreamBytes &&
                                 reinterpret_cast<uintptr_t>(y.const_data_ptr()) % kVectorBytes == 0};
-  constexpr auto kVector = kVectorBytes / static_cast<int64_t>(sizeof(float));
   for (const FeatureLayout& feature : tables.features()) {
     const TableSpec& table = tables.spec().tables[static_cast<size_t>(feature.table)];
     problem.features.push_back({.rows = tables.weight(feature.table).const_data_ptr<float>(),
                                 .dim = table.dim,
                                 .column = feature.column,
                                 .mean = table.pooling == Pooling::kMean});
-    problem.stream = problem.stream && table.dim % kVector == 0;
+    problem.stream = problem.stream && table.dim % kVector == 0 && feature.column % kVector == 0;
   }
   return problem;
 }
 
+void check_pooled(const PackedTables& tables, int64_t samples, const at::Tensor& y, const char* what) {
+  user_check(y.defined() && y.dim() == 2 && y.size(0) == samples && y.size(1) == tables.columns() &&
+                 y.scalar_type() == at::kFloat && y.is_cpu(),
+             "embedding: the {} of {} pooled samples must be ({}, {}) Float on the CPU, but is {}", what, samples,
+             samples, tables.columns(), describe(y));
+}
+
 void check_gradient(const PackedTables& tables, const PooledGradient& part) {
   check_jagged(part.batch, tables.feature_rows());
-  const at::Tensor& gradient = part.gradient;
-  user_check(gradient.defined() && gradient.dim() == 2 && gradient.size(0) == part.batch.samples &&
-                 gradient.size(1) == tables.columns() && gradient.scalar_type() == at::kFloat && gradient.is_cpu(),
-             "embedding: the gradient of {} pooled samples must be ({}, {}) Float on the CPU, but is {}",
-             part.batch.samples, part.batch.samples, tables.columns(), describe(gradient));
+  check_pooled(tables, part.batch.samples, part.gradient, "gradient");
 }
 
 UpdateScalars update_scalars(const OptimizerSpec& spec, int64_t step) {
@@ -252,10 +254,17 @@ class Update {
 }  // namespace
 
 at::Tensor pool(const PackedTables& tables, const Jagged& batch) {
-  check_jagged(batch, tables.feature_rows());
-  const TraceSpan span("dovetail::embedding_pool");
-  if (!kernels_on(tables)) return composed::pool(tables, batch);
   const at::Tensor y = allocate(batch.samples * tables.columns()).view({batch.samples, tables.columns()});
+  pool_into(tables, batch, y);
+  return y;
+}
+
+void pool_into(const PackedTables& tables, const Jagged& batch, const at::Tensor& y) {
+  check_jagged(batch, tables.feature_rows());
+  check_pooled(tables, batch.samples, y, "output");
+  DOVETAIL_CHECK(y.is_contiguous(), "pooled rows are not contiguous");
+  const TraceSpan span("dovetail::embedding_pool");
+  if (!kernels_on(tables)) return composed::pool(tables, batch, y);
   const PoolProblem problem = pool_problem(tables, batch, y);
   // A feature at a time, not a sample: the pages of one table and of the output fit into the TLB, those of all do not.
   const int64_t pieces_of_feature = (batch.samples + kPoolSamples - 1) / kPoolSamples;
@@ -265,7 +274,6 @@ at::Tensor pool(const PackedTables& tables, const Jagged& batch) {
       pool_samples(problem, i / pieces_of_feature, first, std::min(first + kPoolSamples, batch.samples));
     }
   });
-  return y;
 }
 
 void update(PackedTables& tables, const std::vector<PooledGradient>& micro_batches) {

@@ -13,6 +13,8 @@ namespace dovetail::embedding {
 /// an id (1 without weights), the sum over the bag of w * row, added in the order of the bag; for a mean, that times
 /// 1 / (number of ids in the bag). Zero for an empty bag. Throws UserError as check_jagged.
 at::Tensor pool(const PackedTables& tables, const Jagged& batch);
+/// The same into the features' columns of y (samples, columns) float32, contiguous; other columns stay as they are.
+void pool_into(const PackedTables& tables, const Jagged& batch, const at::Tensor& y);
 
 /// The gradient of pool(tables, batch): (samples, columns) float32.
 struct PooledGradient {

@@ -30,6 +30,13 @@ void check_spec(const PackSpec& spec) {
     user_check(spec.feature_table[f] >= 0 && spec.feature_table[f] < static_cast<int64_t>(spec.tables.size()),
                "embedding: feature {} looks into table {}, but there are {} tables", f, spec.feature_table[f],
                spec.tables.size());
+  user_check(spec.feature_columns.empty() || spec.feature_columns.size() == spec.feature_table.size(),
+             "embedding: {} features have {} columns", spec.feature_table.size(), spec.feature_columns.size());
+  for (size_t f = 0; f < spec.feature_columns.size(); ++f) {
+    const int64_t first = spec.feature_columns[f], dim = spec.tables[static_cast<size_t>(spec.feature_table[f])].dim;
+    user_check(first >= 0 && first + dim <= spec.columns,
+               "embedding: feature {} has columns {} to {} of an output of {}", f, first, first + dim, spec.columns);
+  }
   check_optimizer(spec.optimizer);
 }
 
@@ -67,11 +74,13 @@ PackedTables::PackedTables(PackSpec spec) : spec_(std::move(spec)), table_featur
   for (size_t f = 0; f < spec_.feature_table.size(); ++f) {
     const int64_t t = spec_.feature_table[f];
     const TableSpec& table = spec_.tables[static_cast<size_t>(t)];
-    features_.push_back({.table = t, .column = columns_});
+    const bool own_output = spec_.feature_columns.empty();
+    features_.push_back({.table = t, .column = own_output ? columns_ : spec_.feature_columns[f]});
     feature_rows_.push_back(table.rows);
     table_features_[static_cast<size_t>(t)].push_back(static_cast<int64_t>(f));
     columns_ += table.dim;
   }
+  if (!spec_.feature_columns.empty()) columns_ = spec_.columns;
   std::vector<int64_t> weight_sizes, state_sizes;
   for (const TableSpec& table : spec_.tables) {
     weight_sizes.push_back(table.rows * table.dim);
@@ -87,17 +96,22 @@ PackedTables::PackedTables(PackSpec spec) : spec_(std::move(spec)), table_featur
 void PackedTables::initialize(int64_t table) const {
   const TableSpec& spec = spec_.tables[static_cast<size_t>(table)];
   const uint64_t key = mix_seed(spec_.seed, name_key(spec.name));
-  const float bound = 1 / std::sqrt(static_cast<float>(spec.rows));
+  const TableSlice& slice = spec.slice;
+  const float bound = 1 / std::sqrt(static_cast<float>(slice.whole_rows > 0 ? slice.whole_rows : spec.rows));
   float* weight = weights_.mutable_data_ptr<float>() + weight_begin_[static_cast<size_t>(table)];
   parallel_pieces(spec.rows, std::max<int64_t>(1, 16384 / spec.dim), [&](int64_t begin, int64_t end) {
+    PhiloxWords words = {};
     for (int64_t row = begin; row < end; ++row) {
-      for (int64_t column = 0; column < spec.dim; column += 4) {
-        const auto stream = static_cast<uint64_t>(RandomStream::kInitialize) | static_cast<uint64_t>(column / 4) << 32;
-        const PhiloxWords words = philox_words(key, static_cast<uint64_t>(row), stream);
-        for (int64_t i = 0; i < std::min<int64_t>(4, spec.dim - column); ++i) {
-          const float uniform = static_cast<float>(words.word[i] >> 8) * 0x1p-24f;
-          weight[row * spec.dim + column + i] = bound * (2 * uniform - 1);
+      const auto whole_row = static_cast<uint64_t>(slice.first_row + row * slice.row_step);
+      for (int64_t i = 0; i < spec.dim; ++i) {
+        const int64_t column = slice.first_column + i;
+        if (i == 0 || column % 4 == 0) {
+          const auto stream = static_cast<uint64_t>(RandomStream::kInitialize) | static_cast<uint64_t>(column / 4)
+                                                                                     << 32;
+          words = philox_words(key, whole_row, stream);
         }
+        const float uniform = static_cast<float>(words.word[column % 4] >> 8) * 0x1p-24f;
+        weight[row * spec.dim + i] = bound * (2 * uniform - 1);
       }
     }
   });

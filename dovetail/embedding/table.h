@@ -17,10 +17,18 @@ enum class Pooling { kSum, kMean };
 /// "sum", "mean". Throws UserError for another name.
 Pooling parse_pooling(std::string_view name);
 
+/// Which part of a larger table a table is: its row i is the whole's first_row + i * row_step, its column c the whole's
+/// first_column + c.
+struct TableSlice {
+  int64_t first_row = 0, row_step = 1, first_column = 0;
+  int64_t whole_rows = 0;  ///< 0: as many as the table has
+};
+
 struct TableSpec {
   std::string name;
   int64_t rows = 0, dim = 0;
   Pooling pooling = Pooling::kSum;
+  TableSlice slice = {};
 };
 
 /// Tables whose lookups are one operation and whose rows have one optimizer.
@@ -29,6 +37,10 @@ struct PackSpec {
   std::vector<int64_t> feature_table;  ///< of each feature, the index of its table; several may share one
   OptimizerSpec optimizer;
   uint64_t seed = 0;
+  /// Where each feature's pooled rows begin in an output of `columns`, which other packs may share; empty: side by
+  /// side in an output of their own.
+  std::vector<int64_t> feature_columns = {};
+  int64_t columns = 0;
 };
 
 /// (elements) float32, uninitialised, on huge pages where the system gives them: rows are read in no order, each of
@@ -45,11 +57,12 @@ struct FeatureLayout {
 /// rows follow one another, dim elements each; tables begin at a cache line.
 ///
 /// Initial values are uniform in [-1 / sqrt(rows), 1 / sqrt(rows)), as in the reference code of DLRM (arXiv
-/// 1906.00091), and a function of (seed, name of the table, row, column) alone. State begins at zero.
+/// 1906.00091), and a function of (seed, name of the table, row, column) alone, those of the whole table where a slice
+/// is held. State begins at zero.
 class PackedTables {
  public:
-  /// Throws UserError for names that are not unique, sizes below 1, more than 2^31 rows in a table and features without
-  /// a table.
+  /// Throws UserError for names that are not unique, sizes below 1, more than 2^31 rows in a table, features without a
+  /// table and columns that lie outside of the output.
   explicit PackedTables(PackSpec spec);
 
   const PackSpec& spec() const { return spec_; }
@@ -58,7 +71,7 @@ class PackedTables {
   const std::vector<int64_t>& feature_rows() const { return feature_rows_; }
   /// The features of a table, ascending.
   const std::vector<int64_t>& features_of(int64_t table) const { return table_features_[static_cast<size_t>(table)]; }
-  /// The sum of the features' dims: the columns of the pooled output.
+  /// The columns of the pooled output: the sum of the features' dims, or what the spec says.
   int64_t columns() const { return columns_; }
 
   /// (rows, dim): a view of the table's rows.

@@ -40,7 +40,9 @@ TEST(Jagged, ItsSamplesAreABatchOfTheSameBags) {
       for (int64_t f = 0; f < 4; ++f)
         for (int64_t b = 0; b < count; ++b) EXPECT_EQ(bag(part, f, b), bag(batch, f, first + b));
       ASSERT_EQ(part.weights.defined(), weighted);
-      if (weighted) EXPECT_TRUE(at::equal(part.weights, part.values.to(at::kFloat) / 2));
+      if (weighted) {
+        EXPECT_TRUE(at::equal(part.weights, part.values.to(at::kFloat) / 2));
+      }
     }
   }
 }

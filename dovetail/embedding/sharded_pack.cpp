@@ -1,0 +1,301 @@
+#include "dovetail/embedding/sharded_pack.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/parallel.h"
+#include "dovetail/ops/dispatch.h"
+
+namespace dovetail::embedding {
+
+namespace {
+
+/// Words before the lengths of a message of ids: samples, 1 where there are weights.
+constexpr int64_t kHeader = 2;
+
+/// The first columns of all features in the output of the whole collection.
+std::vector<int64_t> whole_columns(const PackSpec& spec) {
+  std::vector<int64_t> columns;
+  int64_t next = 0;
+  for (const int64_t t : spec.feature_table) {
+    columns.push_back(next);
+    next += spec.tables[static_cast<size_t>(t)].dim;
+  }
+  columns.push_back(next);
+  return columns;
+}
+
+/// The rank's tables; of one rank they write into the whole collection's output.
+PackSpec rank_spec(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank) {
+  std::vector<int64_t> features;
+  PackSpec local = local_spec(spec, plan, pack, rank, features);
+  if (plan.ranks > 1) return local;
+  const std::vector<int64_t> columns = whole_columns(spec);
+  for (const int64_t f : features) local.feature_columns.push_back(columns[static_cast<size_t>(f)]);
+  local.columns = columns.back();
+  return local;
+}
+
+int64_t elements_of_row(Payload payload, int64_t columns) {
+  return payload == Payload::kMXFP8 ? row_bytes(payload, columns, at::kFloat) : columns;
+}
+
+/// Message elements as rows of `columns` float32.
+at::Tensor decode_rows(const at::Tensor& elements, Payload payload, int64_t samples, int64_t columns) {
+  return decode(elements.view({samples, elements_of_row(payload, columns)}), payload, columns, at::kFloat);
+}
+
+at::Tensor encode_rows(const at::Tensor& rows, Payload payload) { return encode(rows, payload).view(-1); }
+
+}  // namespace
+
+ShardedPack::ShardedPack(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank,
+                         const Payloads& payloads)
+    : sharding_(pack.sharding),
+      ranks_(plan.ranks),
+      rank_(rank),
+      payloads_(payloads),
+      features_(embedding::features_of(spec, pack)),
+      tables_(rank_spec(spec, plan, pack, rank)) {
+  const std::vector<int64_t> columns = whole_columns(spec);
+  for (const int64_t f : features_) {
+    const int64_t t = spec.feature_table[static_cast<size_t>(f)];
+    const TableSpec& table = spec.tables[static_cast<size_t>(t)];
+    feature_rank_.push_back(plan.tables[static_cast<size_t>(t)].rank);
+    feature_column_.push_back(columns[static_cast<size_t>(f)]);
+    feature_dim_.push_back(table.dim);
+    mean_by_samples_.push_back(sharding_ == Sharding::kRowWise && table.pooling == Pooling::kMean);
+  }
+  for (const int64_t t : pack.tables)
+    if (sharding_ != Sharding::kTableWise || plan.tables[static_cast<size_t>(t)].rank == rank)
+      whole_tables_.push_back(t);
+  if (alone()) return;
+  for (int64_t r = 0; r < ranks_; ++r) parts_.push_back(make_part(spec, plan, pack, r));
+}
+
+int64_t ShardedPack::local_table(int64_t table) const {
+  const auto found = std::ranges::find(whole_tables_, table);
+  return found == whole_tables_.end() ? -1 : found - whole_tables_.begin();
+}
+
+ShardedPack::Part ShardedPack::make_part(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack,
+                                         int64_t rank) const {
+  Part part;
+  std::vector<int64_t> numbers;
+  const PackSpec local = local_spec(spec, plan, pack, rank, numbers);
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const int64_t f = std::ranges::lower_bound(features_, numbers[i]) - features_.begin();
+    const TableSpec& table = local.tables[static_cast<size_t>(local.feature_table[i])];
+    const int64_t whole = feature_column_[static_cast<size_t>(f)] + table.slice.first_column;
+    const bool follows = !part.runs.empty() && part.runs.back().whole + part.runs.back().width == whole;
+    if (follows) {
+      part.runs.back().width += table.dim;
+    } else {
+      part.runs.push_back({.whole = whole, .own = part.columns, .width = table.dim});
+    }
+    part.features.push_back(f);
+    part.columns += table.dim;
+  }
+  return part;
+}
+
+template <class Emit>
+void ShardedPack::each_destination(int64_t feature, int64_t id, const Emit& emit) const {
+  switch (sharding_) {
+    case Sharding::kRowWise: {
+      const auto key = static_cast<uint64_t>(id), ranks = static_cast<uint64_t>(ranks_);
+      emit(static_cast<int64_t>(key % ranks), static_cast<int64_t>(key / ranks));
+      return;
+    }
+    case Sharding::kTableWise:
+      emit(feature_rank_[static_cast<size_t>(feature)], id);
+      return;
+    case Sharding::kColumnWise:
+    case Sharding::kReplicated:
+      for (int64_t r = 0; r < ranks_; ++r) emit(r, id);
+  }
+}
+
+Message ShardedPack::write_ids(const Jagged& batch) const {
+  const auto ranks = static_cast<size_t>(ranks_);
+  const int64_t* values = batch.values.const_data_ptr<int64_t>();
+  const int64_t* offsets = batch.offsets.const_data_ptr<int64_t>();
+  // Of each feature and rank: how many ids go there, then where its lengths and its ids begin in the message.
+  std::vector<std::vector<int64_t>> ids_at(features_.size(), std::vector<int64_t>(ranks, 0)), lengths_at = ids_at;
+  parallel_pieces(batch.features, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t f = begin; f < end; ++f)
+      for (int64_t i = offsets[f * batch.samples]; i < offsets[(f + 1) * batch.samples]; ++i)
+        each_destination(f, values[i], [&](int64_t r, int64_t) { ++ids_at[size_t(f)][size_t(r)]; });
+  });
+  Message message;
+  int64_t next = 0;
+  std::vector<int64_t> headers, ids_of_rank;
+  for (size_t r = 0; r < ranks; ++r) {
+    const int64_t begin = next;
+    int64_t ids = 0;
+    headers.push_back(begin);
+    next += kHeader;
+    for (const int64_t f : parts_[r].features) {
+      lengths_at[size_t(f)][r] = next;
+      next += batch.samples;
+    }
+    for (const int64_t f : parts_[r].features) {
+      ids += ids_at[size_t(f)][r];
+      next += std::exchange(ids_at[size_t(f)][r], next);
+    }
+    ids_of_rank.push_back(ids);
+    if (batch.weights.defined()) next += ids;
+    message.counts.push_back(next - begin);
+  }
+  message.elements = at::zeros({next}, at::kInt);
+  auto* words = message.elements.mutable_data_ptr<int32_t>();
+  for (size_t r = 0; r < ranks; ++r) {
+    words[headers[r]] = static_cast<int32_t>(batch.samples);
+    words[headers[r] + 1] = batch.weights.defined() ? 1 : 0;
+  }
+  const float* weights = data_or_null(batch.weights);
+  parallel_pieces(batch.features, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t f = begin; f < end; ++f) {
+      for (int64_t b = 0; b < batch.samples; ++b) {
+        for (int64_t i = offsets[f * batch.samples + b]; i < offsets[f * batch.samples + b + 1]; ++i) {
+          each_destination(f, values[i], [&](int64_t r, int64_t row) {
+            ++words[lengths_at[size_t(f)][size_t(r)] + b];
+            const int64_t place = ids_at[size_t(f)][size_t(r)]++;
+            words[place] = std::bit_cast<int32_t>(static_cast<uint32_t>(row));
+            if (weights) words[place + ids_of_rank[size_t(r)]] = std::bit_cast<int32_t>(weights[i]);
+          });
+        }
+      }
+    }
+  });
+  return message;
+}
+
+std::vector<Jagged> ShardedPack::read_ids(const at::Tensor& words, const std::vector<int64_t>& counts) const {
+  std::vector<Jagged> received;
+  const int32_t* next = words.const_data_ptr<int32_t>();
+  const auto features = static_cast<int64_t>(parts_[static_cast<size_t>(rank_)].features.size());
+  for (const int64_t count : counts) {
+    const int64_t samples = next[0], bags = features * samples;
+    const bool weighted = next[1] != 0;
+    const int64_t ids = (count - kHeader - bags) / (weighted ? 2 : 1);
+    Jagged batch{.values = at::empty({ids}, at::kLong),
+                 .offsets = at::empty({bags + 1}, at::kLong),
+                 .weights = weighted ? at::empty({ids}, at::kFloat) : at::Tensor(),
+                 .features = features,
+                 .samples = samples};
+    auto* offsets = batch.offsets.mutable_data_ptr<int64_t>();
+    offsets[0] = 0;
+    std::partial_sum(next + kHeader, next + kHeader + bags, offsets + 1, std::plus<int64_t>());
+    const int32_t* rows = next + kHeader + bags;
+    std::transform(rows, rows + ids, batch.values.mutable_data_ptr<int64_t>(),
+                   [](int32_t row) { return static_cast<int64_t>(std::bit_cast<uint32_t>(row)); });
+    if (weighted)
+      std::transform(rows + ids, rows + 2 * ids, batch.weights.mutable_data_ptr<float>(),
+                     [](int32_t bits) { return std::bit_cast<float>(bits); });
+    received.push_back(std::move(batch));
+    next += count;
+  }
+  return received;
+}
+
+Message ShardedPack::pool_received(const std::vector<Jagged>& received) const {
+  Message message;
+  int64_t samples = 0;
+  for (const Jagged& batch : received) samples += batch.samples;
+  const at::Tensor y = allocate(samples * tables_.columns()).view({samples, tables_.columns()});
+  const int64_t width = elements_of_row(payloads_.forward, tables_.columns());
+  int64_t first = 0;
+  for (const Jagged& batch : received) {
+    pool_into(tables_, batch, y.narrow(0, first, batch.samples));
+    first += batch.samples;
+    message.counts.push_back(batch.samples * width);
+  }
+  message.elements = encode_rows(y, payloads_.forward);
+  return message;
+}
+
+std::vector<int64_t> ShardedPack::pooled_counts(int64_t samples) const {
+  std::vector<int64_t> counts;
+  for (const Part& part : parts_) counts.push_back(samples * elements_of_row(payloads_.forward, part.columns));
+  return counts;
+}
+
+void ShardedPack::add_pooled(const at::Tensor& elements, const Jagged& batch, const at::Tensor& y) const {
+  const std::vector<at::Tensor> of_ranks = elements.split_with_sizes(pooled_counts(batch.samples));
+  for (size_t r = 0; r < parts_.size(); ++r) {
+    const Part& part = parts_[r];
+    const at::Tensor rows = decode_rows(of_ranks[r], payloads_.forward, batch.samples, part.columns);
+    for (const Run& run : part.runs) {
+      const at::Tensor to = y.narrow(1, run.whole, run.width), from = rows.narrow(1, run.own, run.width);
+      if (sharding_ == Sharding::kRowWise && r > 0) {
+        to.add_(from);
+      } else {
+        to.copy_(from);
+      }
+    }
+  }
+  for (size_t f = 0; f < features_.size(); ++f) scale_mean(batch, f, y.narrow(1, feature_column_[f], feature_dim_[f]));
+}
+
+void ShardedPack::pool_replica(const Jagged& batch, const at::Tensor& y) const {
+  const at::Tensor rows = pool(tables_, batch);
+  for (const Run& run : parts_[static_cast<size_t>(rank_)].runs)
+    y.narrow(1, run.whole, run.width).copy_(rows.narrow(1, run.own, run.width));
+}
+
+void ShardedPack::scale_mean(const Jagged& batch, size_t feature, const at::Tensor& columns) const {
+  if (!mean_by_samples_[feature]) return;
+  const at::Tensor sizes =
+      batch.offsets.narrow(0, static_cast<int64_t>(feature) * batch.samples, batch.samples + 1).diff();
+  columns.mul_(at::reciprocal(sizes.clamp_min(1).to(at::kFloat)).unsqueeze(1));
+}
+
+at::Tensor ShardedPack::own_columns(const Jagged& batch, const at::Tensor& gradient, const Part& part) const {
+  std::vector<at::Tensor> pieces = {gradient.narrow(1, 0, 0)};
+  for (const Run& run : part.runs) pieces.push_back(gradient.narrow(1, run.whole, run.width));
+  const at::Tensor rows = at::cat(pieces, 1);
+  int64_t column = 0;
+  for (const int64_t f : part.features) {
+    if (sharding_ != Sharding::kRowWise) break;
+    scale_mean(batch, static_cast<size_t>(f), rows.narrow(1, column, feature_dim_[static_cast<size_t>(f)]));
+    column += feature_dim_[static_cast<size_t>(f)];
+  }
+  return rows;
+}
+
+Message ShardedPack::write_gradient(const Jagged& batch, const at::Tensor& gradient) const {
+  Message message;
+  std::vector<at::Tensor> of_ranks;
+  for (const Part& part : parts_) {
+    const bool again = same_for_all() && !of_ranks.empty();
+    of_ranks.push_back(again ? of_ranks.front() : encode_rows(own_columns(batch, gradient, part), payloads_.backward));
+    message.counts.push_back(of_ranks.back().numel());
+  }
+  message.elements = at::cat(of_ranks);
+  return message;
+}
+
+std::vector<int64_t> ShardedPack::gradient_counts(const std::vector<Jagged>& received) const {
+  std::vector<int64_t> counts;
+  for (const Jagged& batch : received)
+    counts.push_back(batch.samples * elements_of_row(payloads_.backward, tables_.columns()));
+  return counts;
+}
+
+std::vector<PooledGradient> ShardedPack::read_gradients(const at::Tensor& elements,
+                                                        const std::vector<Jagged>& received) const {
+  const std::vector<at::Tensor> of_ranks = elements.split_with_sizes(gradient_counts(received));
+  std::vector<PooledGradient> gradients;
+  for (size_t r = 0; r < received.size(); ++r)
+    gradients.push_back(
+        {.batch = received[r],
+         .gradient = decode_rows(of_ranks[r], payloads_.backward, received[r].samples, tables_.columns())});
+  return gradients;
+}
+
+}  // namespace dovetail::embedding

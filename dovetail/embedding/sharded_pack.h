@@ -1,0 +1,92 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "dovetail/comm/all_to_all.h"
+#include "dovetail/embedding/lookup.h"
+#include "dovetail/embedding/plan.h"
+
+namespace dovetail::embedding {
+
+/// What goes to every rank: elements [counts[0] + ... + counts[r-1], ... + counts[r]) of `elements` (N) to rank r.
+struct Message {
+  at::Tensor elements;
+  std::vector<int64_t> counts;
+};
+
+/// One pack of a plan on one rank: its part of the tables, and the messages of a lookup and its gradient, written and
+/// read. Communication itself is not here. Jagged batches that are passed in are the pack's own features; y and
+/// gradient (samples, columns of the whole collection) float32.
+class ShardedPack {
+ public:
+  ShardedPack(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank,
+              const Payloads& payloads);
+
+  /// Numbers in the whole collection.
+  const std::vector<int64_t>& features() const { return features_; }
+  PackedTables& tables() { return tables_; }
+  const PackedTables& tables() const { return tables_; }
+  /// The rank's number of a table, or -1.
+  int64_t local_table(int64_t table) const;
+
+  bool alone() const { return ranks_ == 1; }  ///< no messages at all: pool_into y and update from the gradient
+  /// Whether pooled rows come from other ranks.
+  bool exchanges_pooled() const { return !alone() && sharding_ != Sharding::kReplicated; }
+
+  /// int32 words for each rank: samples, whether there are weights, the lengths of its features' bags, its rows of
+  /// their ids, the weights' bits.
+  Message write_ids(const Jagged& batch) const;
+  /// What each rank sent.
+  std::vector<Jagged> read_ids(const at::Tensor& words, const std::vector<int64_t>& counts) const;
+
+  /// This rank's part of the bags that each rank sent.
+  Message pool_received(const std::vector<Jagged>& received) const;
+  std::vector<int64_t> pooled_counts(int64_t samples) const;  ///< of what comes back to a rank with this many samples
+  /// The parts of every rank into y: side by side, or added in the order of ranks.
+  void add_pooled(const at::Tensor& elements, const Jagged& batch, const at::Tensor& y) const;
+  /// Bags of a replicated pack into y.
+  void pool_replica(const Jagged& batch, const at::Tensor& y) const;
+
+  /// The gradient of a batch for every rank that holds rows of it.
+  Message write_gradient(const Jagged& batch, const at::Tensor& gradient) const;
+  std::vector<int64_t> gradient_counts(const std::vector<Jagged>& received) const;
+  /// Of each rank.
+  std::vector<PooledGradient> read_gradients(const at::Tensor& elements, const std::vector<Jagged>& received) const;
+
+ private:
+  /// Columns of a rank's pooled rows that follow one another also in the whole output.
+  struct Run {
+    int64_t whole, own, width;
+  };
+  /// What a rank holds.
+  struct Part {
+    std::vector<int64_t> features;  ///< of the pack's own numbering, ascending
+    std::vector<Run> runs;
+    int64_t columns = 0;
+  };
+
+  Part make_part(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank) const;
+  bool same_for_all() const { return sharding_ == Sharding::kRowWise || sharding_ == Sharding::kReplicated; }
+  template <class Emit>
+  void each_destination(int64_t feature, int64_t id, const Emit& emit) const;
+  /// A feature's columns of sums, or of the gradient of its means, times 1 / the sizes of its bags, where ranks add
+  /// parts of bags.
+  void scale_mean(const Jagged& batch, size_t feature, const at::Tensor& columns) const;
+  at::Tensor own_columns(const Jagged& batch, const at::Tensor& gradient, const Part& part) const;
+
+  Sharding sharding_;
+  int64_t ranks_, rank_;
+  Payloads payloads_;
+  std::vector<int64_t> features_;
+  std::vector<int64_t> whole_tables_;                  ///< the collection's numbers of the rank's tables
+  std::vector<int64_t> feature_rank_;                  ///< kTableWise
+  std::vector<int64_t> feature_column_, feature_dim_;  ///< in the whole output
+  std::vector<bool> mean_by_samples_;                  ///< features whose sums become means where they are put together
+  PackedTables tables_;
+  std::vector<Part> parts_;
+};
+
+}  // namespace dovetail::embedding

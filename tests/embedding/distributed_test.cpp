@@ -1,0 +1,309 @@
+// ctest-labels: threads
+#include "dovetail/embedding/distributed.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dovetail/base/error.h"
+#include "tests/comm/ranks.h"
+#include "tests/embedding/testing.h"
+
+namespace dovetail::embedding {
+namespace {
+
+using dovetail::testing::expect_close;
+using dovetail::testing::expect_same_bits;
+using dovetail::testing::normal;
+using ::testing::HasSubstr;
+using testing::random_batch;
+using ::testing::ThrowsMessage;
+
+/// How tables are spread, and how many samples each rank has.
+struct Layout {
+  std::optional<Sharding> sharding;
+  std::vector<int64_t> samples;
+  bool packing = true;
+  int64_t groups = 1, micro_batches = 1;
+  bool weighted = false;
+  Pooling pooling = Pooling::kSum;
+  OptimizerKind optimizer = OptimizerKind::kAdam;
+
+  int ranks() const { return static_cast<int>(samples.size()); }
+};
+
+void PrintTo(const Layout& l, std::ostream* out) {
+  *out << (l.sharding ? name(*l.sharding) : "auto") << " on " << l.ranks() << " ranks, packing " << l.packing << ", "
+       << l.groups << " groups, " << l.micro_batches << " micro-batches, " << (l.weighted ? "weighted" : "not weighted")
+       << (l.pooling == Pooling::kMean ? ", mean" : ", sum");
+}
+
+/// A shared table, one that dominates, one with fewer rows than ranks.
+PackSpec spec_of(const Layout& layout) {
+  return {.tables = {{"large", 90, 24, layout.pooling},
+                     {"shared", 17, 16, layout.pooling},
+                     {"few", 2, 18, layout.pooling},
+                     {"other", 31, 16, layout.pooling}},
+          .feature_table = {1, 0, 2, 1, 3},
+          .optimizer = {.kind = layout.optimizer, .lr = 0.05, .eps = 1e-3, .weight_decay = 0.01},
+          .seed = 3};
+}
+
+PlanOptions options_of(const Layout& layout) {
+  return {.ranks = layout.ranks(), .sharding = layout.sharding, .packing = layout.packing, .groups = layout.groups};
+}
+
+/// What is compared: pooled rows of all samples, and the tables after some steps.
+struct Trained {
+  std::vector<at::Tensor> pooled, weights, states;
+};
+
+constexpr uint64_t kSteps = 3;
+
+Jagged batch_of(const PackedTables& tables, const Layout& layout, uint64_t step) {
+  int64_t samples = 0;
+  for (const int64_t count : layout.samples) samples += count;
+  return random_batch(tables, samples, step, layout.weighted);
+}
+
+at::Tensor gradient_of(int64_t samples, int64_t columns, uint64_t step) {
+  return normal({samples, columns}, 10 + step);
+}
+
+Trained train_packed(const Layout& layout) {
+  PackedTables tables(spec_of(layout));
+  Trained trained;
+  for (uint64_t step = 1; step <= kSteps; ++step) {
+    const Jagged batch = batch_of(tables, layout, step);
+    trained.pooled.push_back(pool(tables, batch));
+    update(tables, {{batch, gradient_of(batch.samples, tables.columns(), step)}});
+  }
+  for (int64_t t = 0; t < 4; ++t) {
+    trained.weights.push_back(tables.weight(t));
+    trained.states.push_back(tables.packed_state(t));
+  }
+  return trained;
+}
+
+/// Two micro-batches are under way at a time, as in training.
+at::Tensor step_on_rank(DistributedTables& tables, const Jagged& batch, const at::Tensor& gradient, int64_t parts) {
+  const auto part_begin = [&](int64_t i) { return batch.samples * i / parts; };
+  const auto part = [&](int64_t i) { return samples_of(batch, part_begin(i), part_begin(i + 1) - part_begin(i)); };
+  std::vector<at::Tensor> pooled;
+  Lookup next = tables.start(part(0));
+  tables.gather(next);
+  for (int64_t i = 0; i < parts; ++i) {
+    Lookup now = std::move(next);
+    if (i + 1 < parts) next = tables.start(part(i + 1));
+    pooled.push_back(tables.wait(now));
+    if (i + 1 < parts) tables.gather(next);
+    tables.add_gradient(std::move(now), gradient.narrow(0, part_begin(i), part_begin(i + 1) - part_begin(i)));
+  }
+  tables.update();
+  return at::cat(pooled);
+}
+
+Trained train_distributed(const Layout& layout) {
+  const PackSpec spec = spec_of(layout);
+  const PackedTables shapes(spec);
+  std::vector<std::vector<at::Tensor>> pooled(kSteps, std::vector<at::Tensor>(layout.samples.size()));
+  Trained trained;
+  expect_all_succeed(layout.ranks(), [&](const std::shared_ptr<Group>& group) {
+    DistributedTables tables(spec, make_plan(spec, options_of(layout)), group);
+    const int64_t count = layout.samples[static_cast<size_t>(group->rank())];
+    int64_t first = 0;
+    for (int r = 0; r < group->rank(); ++r) first += layout.samples[static_cast<size_t>(r)];
+    for (uint64_t step = 1; step <= kSteps; ++step) {
+      const Jagged batch = batch_of(shapes, layout, step);
+      const at::Tensor gradient = gradient_of(batch.samples, tables.columns(), step).narrow(0, first, count);
+      pooled[step - 1][static_cast<size_t>(group->rank())] =
+          step_on_rank(tables, samples_of(batch, first, count), gradient, layout.micro_batches);
+    }
+    for (int64_t t = 0; t < 4; ++t) {
+      const TableContents contents = tables.read(t);
+      EXPECT_EQ(contents.weight.defined(), group->rank() == 0);
+      if (group->rank() != 0) continue;
+      trained.weights.push_back(contents.weight.clone());
+      if (contents.state.defined()) trained.states.push_back(contents.state.clone());
+    }
+  });
+  for (const std::vector<at::Tensor>& of_ranks : pooled) trained.pooled.push_back(at::cat(of_ranks));
+  return trained;
+}
+
+class EveryLayout : public ::testing::TestWithParam<Layout> {};
+
+TEST_P(EveryLayout, IsOnePackOnOneRank) {
+  const Layout& layout = GetParam();
+  const Trained expected = train_packed(layout), found = train_distributed(layout);
+  // Bags whose rows lie on several ranks are added in another order; what a rank pools whole is not.
+  const bool same_bits = layout.ranks() == 1 || (layout.sharding && *layout.sharding != Sharding::kRowWise);
+  const auto compare = [&](const at::Tensor& a, const at::Tensor& b, const char* what) {
+    if (same_bits) {
+      expect_same_bits(a, b, what);
+    } else {
+      expect_close(a, b.to(at::kDouble), 1e-6, what);
+    }
+  };
+  for (size_t i = 0; i < kSteps; ++i) compare(found.pooled[i], expected.pooled[i], "pooled");
+  for (size_t t = 0; t < expected.weights.size(); ++t) {
+    compare(found.weights[t], expected.weights[t], "weight");
+    if (expected.states[t].numel() > 0) compare(found.states[t], expected.states[t], "state");
+  }
+}
+
+constexpr auto kRow = Sharding::kRowWise, kTable = Sharding::kTableWise, kColumn = Sharding::kColumnWise,
+               kReplicated = Sharding::kReplicated;
+
+INSTANTIATE_TEST_SUITE_P(
+    Embedding, EveryLayout,
+    ::testing::Values(
+        Layout{.sharding = {}, .samples = {12}, .groups = 2, .micro_batches = 3},
+        Layout{.sharding = {}, .samples = {12}, .packing = false, .weighted = true, .pooling = Pooling::kMean},
+        Layout{.sharding = {}, .samples = {12}, .packing = false, .groups = 3, .optimizer = OptimizerKind::kSgd},
+        Layout{.sharding = kRow, .samples = {7, 5}},
+        Layout{.sharding = kRow, .samples = {7, 5}, .groups = 2, .micro_batches = 2, .weighted = true},
+        Layout{.sharding = kRow,
+               .samples = {4, 0, 5, 3},
+               .pooling = Pooling::kMean,
+               .optimizer = OptimizerKind::kRowWiseAdagrad},
+        Layout{.sharding = kRow,
+               .samples = {4, 0, 5},
+               .packing = false,
+               .micro_batches = 3,
+               .weighted = true,
+               .pooling = Pooling::kMean,
+               .optimizer = OptimizerKind::kRowWiseAdagrad},
+        Layout{.sharding = kTable, .samples = {7, 5}},
+        Layout{.sharding = kTable,
+               .samples = {7, 5, 1, 6, 2},
+               .micro_batches = 2,
+               .weighted = true,
+               .pooling = Pooling::kMean,
+               .optimizer = OptimizerKind::kRowWiseAdagrad},
+        Layout{.sharding = kTable, .samples = {7, 5}, .packing = false, .groups = 4, .micro_batches = 4},
+        Layout{.sharding = kColumn, .samples = {7, 5}, .pooling = Pooling::kMean},
+        Layout{.sharding = kColumn, .samples = {4, 3, 0, 5}, .groups = 2, .micro_batches = 2, .weighted = true},
+        Layout{.sharding = kColumn, .samples = {5, 6, 7}, .optimizer = OptimizerKind::kAdagrad},
+        Layout{.sharding = kReplicated, .samples = {7, 5}, .micro_batches = 2},
+        Layout{.sharding = kReplicated, .samples = {3, 0, 5}, .groups = 3, .weighted = true, .pooling = Pooling::kMean},
+        Layout{.sharding = {}, .samples = {7, 5}},
+        Layout{.sharding = {},
+               .samples = {4, 3, 5, 0},
+               .groups = 3,
+               .micro_batches = 2,
+               .weighted = true,
+               .optimizer = OptimizerKind::kRowWiseAdagrad}));
+
+TEST(DistributedTables, RepeatTheirBits) {
+  const Layout layout{.sharding = kRow, .samples = {4, 0, 5, 3}, .weighted = true, .pooling = Pooling::kMean};
+  const Trained once = train_distributed(layout), again = train_distributed(layout);
+  for (size_t t = 0; t < once.weights.size(); ++t) expect_same_bits(once.weights[t], again.weights[t], "weight");
+}
+
+TEST(DistributedTables, AreReadAndWrittenWhole) {
+  for (const Sharding sharding : {kRow, kTable, kColumn, kReplicated}) {
+    const Layout layout{.sharding = sharding, .samples = {1, 1, 1}};
+    const PackSpec spec = spec_of(layout);
+    expect_all_succeed(3, [&](const std::shared_ptr<Group>& group) {
+      DistributedTables tables(spec, make_plan(spec, options_of(layout)), group);
+      for (int64_t t = 0; t < 4; ++t) {
+        const TableSpec& table = spec.tables[static_cast<size_t>(t)];
+        const TableContents given{.weight = normal({table.rows, table.dim}, 1),
+                                  .state = normal({table.rows, 2 * table.dim}, 2)};
+        tables.write(t, group->rank() == 0 ? given : TableContents());
+        const TableContents found = tables.read(t);
+        if (group->rank() != 0) continue;
+        expect_same_bits(found.weight, given.weight, table.name);
+        expect_same_bits(found.state, given.state, table.name);
+      }
+    });
+  }
+}
+
+TEST(DistributedTables, SendsRowsInTheDtypeThatIsAsked) {
+  const Layout layout{.sharding = kRow, .samples = {6, 6}};
+  const PackSpec spec = spec_of(layout);
+  const PackedTables packed(spec);
+  const Jagged batch = batch_of(packed, layout, 1);
+  const at::Tensor exact = pool(packed, batch);
+  std::vector<int64_t> bytes;
+  for (const Payload payload : {Payload::kUnchanged, Payload::kBFloat16, Payload::kMXFP8}) {
+    expect_all_succeed(2, [&](const std::shared_ptr<Group>& group) {
+      DistributedTables tables(spec, make_plan(spec, options_of(layout)), group, {payload, payload});
+      const at::Tensor own = exact.narrow(0, 6 * group->rank(), 6);
+      const at::Tensor found = tables.lookup(samples_of(batch, 6 * group->rank(), 6));
+      const double tolerance = payload == Payload::kUnchanged ? 1e-6 : payload == Payload::kBFloat16 ? 5e-3 : 7e-2;
+      const double error = (found - own).norm().item<double>() / own.norm().item<double>();
+      EXPECT_LT(error, tolerance);
+      if (payload != Payload::kUnchanged) {
+        EXPECT_GT(error, tolerance / 20);
+      }
+      if (group->rank() == 0) bytes.push_back(tables.traffic().bytes_sent);
+    });
+  }
+  // Six samples of 90 columns; the rest is ids.
+  EXPECT_EQ(bytes[0] - bytes[1], 6 * 90 * 2);
+  EXPECT_EQ(bytes[1] - bytes[2], 6 * (90 * 2 - (90 + 3)));
+}
+
+TEST(DistributedTables, NameTheIdThatIsOutside) {
+  const Layout layout{.sharding = kRow, .samples = {1}};
+  const PackSpec spec = spec_of(layout);
+  DistributedTables tables(spec, make_plan(spec, options_of(layout)), local_groups(1)[0]);
+  Jagged batch = batch_of(PackedTables(spec), layout, 1);
+  batch.values.fill_(1000);
+  EXPECT_THAT([&] { tables.lookup(batch); }, ThrowsMessage<UserError>(HasSubstr("is outside of its table")));
+}
+
+TEST(Plan, PlacesTablesWhereTheyBalance) {
+  PackSpec spec{.tables = {}, .feature_table = {}, .optimizer = {.kind = OptimizerKind::kRowWiseAdagrad}};
+  const auto add = [&](const char* name, int64_t rows, int64_t dim) {
+    spec.feature_table.push_back(static_cast<int64_t>(spec.tables.size()));
+    spec.tables.push_back({.name = name, .rows = rows, .dim = dim});
+  };
+  add("huge", 100000, 32);
+  for (const char* name : {"a", "b", "c", "d"}) add(name, 1000, 16);
+  const auto sharding_of = [&](const EmbeddingPlan& plan, size_t t) { return plan.tables[t].sharding; };
+  const EmbeddingPlan by_rows = make_plan(spec, {.ranks = 2});
+  EXPECT_EQ(sharding_of(by_rows, 0), kRow);
+  for (size_t t = 1; t < 5; ++t) EXPECT_EQ(sharding_of(by_rows, t), kTable);
+  std::vector<int64_t> ranks;
+  for (size_t t = 1; t < 5; ++t) ranks.push_back(by_rows.tables[t].rank);
+  EXPECT_THAT(ranks, ::testing::ElementsAre(0, 1, 0, 1));
+  spec.optimizer.kind = OptimizerKind::kAdagrad;
+  EXPECT_EQ(sharding_of(make_plan(spec, {.ranks = 2}), 0), kColumn);
+  EXPECT_EQ(sharding_of(make_plan(spec, {.ranks = 16}), 0), kRow);  // 32 columns are too few for 16 ranks
+}
+
+TEST(Plan, PacksSplitsAndGroups) {
+  PackSpec spec{.tables = {}, .feature_table = {}};
+  for (const int64_t dim : {64, 16, 16, 16, 8, 8}) {
+    spec.feature_table.push_back(static_cast<int64_t>(spec.tables.size()));
+    spec.tables.push_back({.name = std::to_string(spec.tables.size()), .rows = 100, .dim = dim});
+  }
+  const auto tables_of = [](const EmbeddingPlan& plan) {
+    std::vector<std::vector<int64_t>> tables;
+    for (const PlannedPack& pack : plan.packs) tables.push_back(pack.tables);
+    return tables;
+  };
+  using ::testing::ElementsAre;
+  EXPECT_THAT(tables_of(make_plan(spec, {})), ElementsAre(ElementsAre(0, 1, 2, 3, 4, 5)));
+  EXPECT_EQ(make_plan(spec, {.packing = false}).packs.size(), 6);
+  EXPECT_THAT(tables_of(make_plan(spec, {.groups = 2})), ElementsAre(ElementsAre(0), ElementsAre(1, 2, 3, 4, 5)));
+  // Of two ranks the first table is more than half of nothing else: it is cut, and the packs' mean is 64.
+  const EmbeddingPlan two = make_plan(spec, {.ranks = 2, .groups = 2, .ids_per_sample = {1, 1, 1, 1, 1, 30}});
+  EXPECT_EQ(two.tables[5].sharding, kRow);
+  EXPECT_EQ(two.tables[0].sharding, kTable);
+  EXPECT_THAT(print(spec, two), HasSubstr("row"));
+  EXPECT_THAT([&] { make_plan(spec, {.groups = 7}); },
+              ThrowsMessage<UserError>(HasSubstr("6 tables cannot be in 7 groups")));
+  EXPECT_THAT([&] { make_plan(spec, {.ranks = 2, .sharding = kColumn}); },
+              ThrowsMessage<UserError>(HasSubstr("row-wise Adagrad has one state for a whole row")));
+  spec.optimizer.kind = OptimizerKind::kSgd;
+  EXPECT_THAT([&] { make_plan(spec, {.ranks = 4, .sharding = kColumn}); },
+              ThrowsMessage<UserError>(HasSubstr("table \"4\" has 8 columns, too few")));
+}
+
+}  // namespace
+}  // namespace dovetail::embedding
