@@ -16,6 +16,7 @@ struct RecommenderConfig {
   std::vector<int64_t> deep = {128, 64};  ///< hidden widths of the deep part; of dlrm's top
   int64_t cross_layers = 3;               ///< dcnv2
   int64_t cross_rank = 0;                 ///< dcnv2: of a cross layer's matrix; 0: full
+  int64_t grain = 256;                    ///< samples that the dense part takes at a time
   std::string cross = "parallel";         ///< dcnv2: the deep part beside the cross layers, or "stacked" on them
   void describe(Section& s);
 };

@@ -248,6 +248,17 @@ void EmbeddingSection::describe(Section& s) {
   s.value("eps", eps, "Added to the square root of the second moment or of the sum of squares").above(0);
   s.value("weight_decay", weight_decay, "Times the row, added to its gradient (L2) in steps that touch it")
       .range(0, 10);
+  s.value(
+       "sharding", sharding,
+       "How tables lie on ranks: auto (whole ones balanced over the ranks, those too large for that cut), row (row i "
+       "on rank i mod n), table (whole), column (a range of columns on each), replicated (whole on every rank)")
+      .choices({"auto", "row", "table", "column", "replicated"});
+  s.value("exchange", exchange, "How pooled rows and their gradients travel between ranks")
+      .choices({"fp32", "bf16", "mxfp8"});
+  s.value("packing", packing, "Whether tables that lie alike are looked up as one; results do not depend on it");
+  s.value("groups", groups,
+          "Groups of packs, of which one is gathered while the one before is exchanged; results do not depend on it")
+      .range(1, 1024);
 }
 
 void ScheduleSection::describe(Section& s) {

@@ -123,6 +123,10 @@ struct EmbeddingSection {
   std::vector<double> betas = {0.9, 0.999};
   double eps = 1e-8;
   double weight_decay = 0;
+  std::string sharding = "auto";  ///< auto | row | table | column | replicated
+  std::string exchange = "fp32";  ///< of pooled rows and their gradients between ranks: fp32 | bf16 | mxfp8
+  bool packing = true;
+  int64_t groups = 1;
   void describe(Section& s);
 };
 

@@ -6,13 +6,15 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <utility>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/log.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/embedding/lookup.h"
 #include "dovetail/ops/adamw.h"
+#include "dovetail/ops/dispatch.h"
+#include "dovetail/train/collective.h"
 #include "dovetail/train/ranking_metrics.h"
 
 namespace dovetail {
@@ -42,6 +44,37 @@ embedding::Jagged lookups(const RowBatch& batch, int64_t features, bool wide) {
 /// Sum over samples of the cross-entropy, in nats.
 at::Tensor loss_sum(const at::Tensor& logits, const at::Tensor& labels) {
   return at::binary_cross_entropy_with_logits(logits, labels, {}, {}, at::Reduction::Sum);
+}
+
+/// A vector of every rank's, in their order, on rank 0; the others get nothing.
+at::Tensor to_rank_zero(const std::shared_ptr<Group>& group, const at::Tensor& x) {
+  std::vector<int64_t> send(static_cast<size_t>(group->size()), 0);
+  send[0] = x.numel();
+  return Exchange(group, exchange_sizes(*group, send)).start(x).wait();
+}
+
+std::vector<int> ranks_of(const Group& group) {
+  std::vector<int> ranks(static_cast<size_t>(group.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+/// Throws UserError unless `tensors` are the rows and the state of these tables.
+void check_tables(const embedding::PackSpec& spec, std::map<std::string, at::Tensor> tensors) {
+  const auto take = [&](const std::string& name, int64_t rows, int64_t width) {
+    if (width == 0) return;
+    const auto found = tensors.find(name);
+    user_check(found != tensors.end(), "the checkpoint lacks the tensor \"{}\" of this model", name);
+    user_check(found->second.sizes() == at::IntArrayRef({rows, width}),
+               "the checkpoint's \"{}\" is {}, but the table is ({}, {})", name, describe(found->second), rows, width);
+    tensors.erase(found);
+  };
+  for (const embedding::TableSpec& table : spec.tables) {
+    take(weight_name(table), table.rows, table.dim);
+    take(state_name(table), table.rows, embedding::state_per_row(spec.optimizer.kind, table.dim));
+  }
+  if (!tensors.empty())
+    throw UserError(fmt::format("the checkpoint's \"{}\" is not a table of this model", tensors.begin()->first));
 }
 
 embedding::OptimizerSpec optimizer_spec(const EmbeddingSection& config) {
@@ -86,18 +119,39 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
   const auto seed = static_cast<uint64_t>(config.run.seed);
   model_ = std::make_shared<Recommender>(config.recommender, recommender_inputs(config));
   initialize(*model_, seed);
-  tables_.emplace(table_specs(config));
+  loader_.emplace(
+      config.rows,
+      RowLoaderOptions{.seed = seed, .batch = config.train.batch, .rank = group_->rank(), .world = group_->size()});
+  const embedding::PackSpec spec = table_specs(config);
+  const embedding::EmbeddingPlan plan = plan_tables(spec);
+  const Payload payload = parse_payload(config.embedding.exchange);
+  tables_.emplace(spec, plan, group_->split({ranks_of(*group_)}), Payloads{.forward = payload, .backward = payload});
   optimizer_.emplace(*model_, config.optimizer);
   optimizer_->bind(*model_);
   if (resumed()) restore_from(tensors);
   reducer_.emplace(group_, optimizer_->parameters(),
                    GradientReducer::Options{.bucket_bytes = config.train.bucket_bytes});
-  loader_.emplace(
-      config.rows,
-      RowLoaderOptions{.seed = seed, .batch = config.train.batch, .rank = group_->rank(), .world = group_->size()});
   if (folder == nullptr) return;
+  folder->write_json("embedding_plan.json", embedding::to_json(spec, plan));
+  if (!quiet && plan.packs.size() > 1) log_info("{}", embedding::print(spec, plan));
   open_output(*folder, quiet);
   for (const std::string& line : row_warnings(loader_->statistics())) output()->warn(line);
+}
+
+embedding::EmbeddingPlan RecommenderTraining::plan_tables(const embedding::PackSpec& spec) {
+  const RowBatch batch = loader_->step(state_.step);
+  const embedding::Jagged ids = lookups(batch, model_->inputs().sparse, has_wide_part(config().recommender));
+  std::vector<double> counts = {static_cast<double>(ids.samples)};
+  for (int64_t f = 0; f < ids.features; ++f) {
+    const at::Tensor ends = ids.offsets.narrow(0, f * ids.samples, ids.samples + 1);
+    counts.push_back((ends[-1] - ends[0]).item<double>());
+  }
+  counts = sum_over_ranks(*group_, counts);
+  const EmbeddingSection& section = config().embedding;
+  embedding::PlanOptions options{.ranks = group_->size(), .packing = section.packing, .groups = section.groups};
+  if (section.sharding != "auto") options.sharding = embedding::parse_sharding(section.sharding);
+  for (size_t f = 1; f < counts.size(); ++f) options.ids_per_sample.push_back(counts[f] / counts[0]);
+  return embedding::make_plan(spec, options);
 }
 
 StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) {
@@ -105,45 +159,77 @@ StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want
   const RowBatch batch = loader_->step(number - 1);
   timings.data_ms = 1e3 * (now_seconds() - begin_s);
   const embedding::Jagged all = lookups(batch, model_->inputs().sparse, has_wide_part(config().recommender));
-  const int64_t samples = all.samples;
-  std::vector<embedding::PooledGradient> parts;
+  const auto part = [&](int64_t first) {
+    const int64_t begin = std::min(first, all.samples);
+    return embedding::samples_of(all, begin, std::min(run_.micro_batch, all.samples - begin));
+  };
   double loss = 0;
   reducer_->begin();
-  for (int64_t first = 0; first < samples; first += run_.micro_batch) {
-    const int64_t count = std::min(run_.micro_batch, samples - first);
-    const embedding::Jagged part = embedding::samples_of(all, first, count);
-    at::Tensor sum, embedded;
-    {
-      const TraceSpan span("forward");
-      embedded = embedding::pool(*tables_, part).requires_grad_();
-      sum = loss_sum(model_->forward(batch.dense.narrow(0, first, count), embedded),
-                     batch.labels.narrow(0, first, count).squeeze(1));
-    }
-    if (first + count == samples) reducer_->arm();
-    const TraceSpan span("backward");
-    sum.backward();
-    loss += sum.item<double>();
-    parts.push_back({part, embedded.grad()});
+  embedding::Lookup next = tables_->start(part(0));
+  tables_->gather(next);
+  for (int64_t first = 0; first < run_.most_samples; first += run_.micro_batch) {
+    embedding::Lookup now = std::move(next);
+    const bool last = first + run_.micro_batch >= run_.most_samples;
+    if (!last) next = tables_->start(part(first + run_.micro_batch));
+    const at::Tensor pooled = tables_->wait(now);
+    if (!last) tables_->gather(next);
+    at::Tensor gradient;
+    loss += run_dense(batch, first, pooled, gradient, last);
+    tables_->add_gradient(std::move(now), gradient);
   }
   reducer_->finish();
+  timings.communication_ms = 1e3 * reducer_->exposed_s();
 
   const TraceSpan span("update");
-  const auto weight = static_cast<double>(samples);
+  const auto weight = static_cast<double>(config().train.batch);
   std::vector<at::Tensor> gradients;
   for (size_t i = 0; i < reducer_->size(); ++i) gradients.push_back(reducer_->gradient(i));
-  StepOutcome outcome = {.loss = loss / weight,
+  const std::vector<double> sums = sum_over_ranks(*group_, {loss, want_stop ? 1.0 : 0.0});
+  StepOutcome outcome = {.loss = sums[0] / weight,
                          .grad_norm = std::sqrt(sum_of_squares(gradients)) / weight,
-                         .tokens = samples,
-                         .stop = want_stop};
+                         .tokens = config().train.batch,
+                         .stop = sums[1] > 0};
   outcome.skipped = !std::isfinite(outcome.loss) || !std::isfinite(outcome.grad_norm);
-  if (outcome.skipped) return outcome;
-  for (embedding::PooledGradient& part : parts) part.gradient.div_(weight);
+  if (outcome.skipped) {
+    tables_->discard();
+    return outcome;
+  }
   tables_->set_lr(config().embedding.lr * lr / config().optimizer.lr);
-  embedding::update(*tables_, parts);
+  tables_->update();
   const double clip = config().train.clip;
   const bool clipped = clip > 0 && outcome.grad_norm > clip;
   optimizer_->step(*reducer_, lr, (clipped ? clip / outcome.grad_norm : 1.0) / weight);
   return outcome;
+}
+
+double RecommenderTraining::run_dense(const RowBatch& batch, int64_t first, const at::Tensor& pooled,
+                                      at::Tensor& gradient, bool last) {
+  const int64_t samples = pooled.size(0), grain = config().recommender.grain;
+  const auto weight = static_cast<double>(config().train.batch);
+  gradient = samples > grain ? embedding::allocate(pooled.numel()).view(pooled.sizes()) : pooled;
+  double loss = 0;
+  if (last && samples == 0) reducer_->arm();
+  for (int64_t begin = 0; begin < samples; begin += grain) {
+    const int64_t count = std::min(grain, samples - begin);
+    const at::Tensor embedded = pooled.narrow(0, begin, count).detach().requires_grad_();
+    at::Tensor sum;
+    {
+      const TraceSpan span("forward");
+      sum = loss_sum(model_->forward(batch.dense.narrow(0, first + begin, count), embedded),
+                     batch.labels.narrow(0, first + begin, count).squeeze(1));
+    }
+    if (last && begin + grain >= samples) reducer_->arm();
+    const TraceSpan span("backward");
+    sum.backward();
+    loss += sum.item<double>();
+    const at::Tensor of_mean = embedded.grad().div_(weight);
+    if (samples > grain) {
+      gradient.narrow(0, begin, count).copy_(of_mean);
+    } else {
+      gradient = of_mean;
+    }
+  }
+  return loss;
 }
 
 std::optional<Validation> RecommenderTraining::evaluate() {
@@ -152,25 +238,39 @@ std::optional<Validation> RecommenderTraining::evaluate() {
   if (rows == 0) return std::nullopt;
   const at::NoGradGuard no_grad;
   const TraceSpan span("validate");
+  const Validation found = evaluate_rows(rows);
+  validations_.push_back(*found.ranking);
+  if (output() != nullptr)
+    for (const std::string& line : ranking_warnings(validations_)) output()->warn(line);
+  return found;
+}
+
+Validation RecommenderTraining::evaluate_rows(int64_t rows) {
+  const int64_t rank = group_->rank(), ranks = group_->size();
   std::vector<at::Tensor> logits, labels, groups;
-  for (int64_t begin = 0; begin < rows; begin += config().train.batch) {
-    const RowBatch batch = loader_->validation(begin, std::min(rows, begin + config().train.batch));
+  for (int64_t first = 0; first < rows; first += config().train.batch) {
+    const int64_t count = std::min(rows - first, config().train.batch);
+    const RowBatch batch = loader_->validation(first + count * rank / ranks, first + count * (rank + 1) / ranks);
     const embedding::Jagged ids = lookups(batch, model_->inputs().sparse, has_wide_part(config().recommender));
-    logits.push_back(model_->forward(batch.dense, embedding::pool(*tables_, ids)));
+    logits.push_back(model_->forward(batch.dense, tables_->lookup(ids)));
     labels.push_back(batch.labels.squeeze(1));
     if (batch.groups.defined()) groups.push_back(batch.groups);
   }
-  const at::Tensor all_logits = at::cat(logits), all_labels = at::cat(labels);
+  const at::Tensor own_logits = at::cat(logits), own_labels = at::cat(labels);
   RankingSums sums;
-  sums.add(all_logits, all_labels);
+  sums.add(own_logits, own_labels);
+  group_->all_reduce(sums.counts);
+  group_->all_reduce(sums.sums);
   RankingMetrics metrics = sums.metrics();
-  metrics.auc = exact_auc(all_logits, all_labels);
-  metrics.auc_error = 0;
+  if (ranks == 1) {
+    metrics.auc = exact_auc(own_logits, own_labels);
+    metrics.auc_error = 0;
+  }
   Validation found{.loss = metrics.log_loss, .tokens = metrics.rows, .ranking = metrics};
-  if (!groups.empty()) found.gauc = grouped_auc(all_logits, all_labels, at::cat(groups));
-  validations_.push_back(metrics);
-  if (output() != nullptr)
-    for (const std::string& line : ranking_warnings(validations_)) output()->warn(line);
+  if (groups.empty()) return found;
+  const at::Tensor all_logits = to_rank_zero(group_, own_logits), all_labels = to_rank_zero(group_, own_labels),
+                   all_groups = to_rank_zero(group_, at::cat(groups));
+  if (rank == 0) found.gauc = grouped_auc(all_logits, all_labels, all_groups);
   return found;
 }
 
@@ -185,29 +285,36 @@ std::map<std::string, at::Tensor> RecommenderTraining::checkpoint_tensors() {
   std::map<std::string, at::Tensor> tensors = optimizer_->tensors();
   for (size_t i = 0; i < tables_->spec().tables.size(); ++i) {
     const embedding::TableSpec& table = tables_->spec().tables[i];
-    tensors[weight_name(table)] = tables_->weight(static_cast<int64_t>(i));
-    tensors[state_name(table)] = tables_->packed_state(static_cast<int64_t>(i));
+    const embedding::TableContents contents = tables_->read(static_cast<int64_t>(i));
+    if (group_->rank() != 0) continue;
+    tensors[weight_name(table)] = contents.weight;
+    if (contents.state.defined()) tensors[state_name(table)] = contents.state;
   }
   return tensors;
 }
 
 void RecommenderTraining::restore_from(const std::map<std::string, at::Tensor>& tensors) {
-  std::map<std::string, at::Tensor> of_optimizer;
-  std::map<std::string, at::Tensor> own = checkpoint_tensors();
-  for (const auto& [name, tensor] : tensors) {
-    if (!name.starts_with(kTables)) {
-      of_optimizer[name] = tensor;
-      continue;
+  std::map<std::string, at::Tensor> of_model, of_tables;
+  for (const auto& [name, tensor] : tensors) (name.starts_with(kTables) ? of_tables : of_model)[name] = tensor;
+  const embedding::PackSpec& spec = tables_->spec();
+  on_rank_zero(*group_, "restoring the checkpoint", [&] {
+    check_tables(spec, of_tables);
+    optimizer_->load(of_model, state_.updates);
+  });
+  for (size_t i = 0; i < spec.tables.size(); ++i) {
+    embedding::TableContents contents;
+    if (group_->rank() == 0) {
+      contents.weight = of_tables.at(weight_name(spec.tables[i]));
+      const auto state = of_tables.find(state_name(spec.tables[i]));
+      if (state != of_tables.end()) contents.state = state->second;
     }
-    const auto found = own.find(name);
-    user_check(found != own.end() && found->second.sizes() == tensor.sizes(),
-               "the checkpoint's \"{}\" is not a table of this model", name);
-    found->second.copy_(tensor);
+    tables_->write(static_cast<int64_t>(i), contents);
   }
-  for (const auto& [name, tensor] : own)
-    user_check(tensors.contains(name), "the checkpoint lacks the tensor \"{}\" of this model", name);
-  optimizer_->load(of_optimizer, state_.updates);
   tables_->set_steps(state_.updates);
+  if (group_->size() == 1) return;
+  std::map<std::string, at::Tensor> own = optimizer_->tensors();
+  for (auto& [name, tensor] : own) group_->broadcast(tensor, 0);
+  if (group_->rank() != 0) optimizer_->load(own, state_.updates);
 }
 
 nlohmann::json RecommenderTraining::checkpoint_state() const {

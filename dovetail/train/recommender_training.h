@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "dovetail/data/row_loader.h"
-#include "dovetail/embedding/table.h"
+#include "dovetail/embedding/distributed.h"
 #include "dovetail/models/recommender.h"
 #include "dovetail/train/loop.h"
 #include "dovetail/train/optimizer.h"
@@ -17,7 +17,10 @@ namespace dovetail {
 /// A run with its recommender, tables, optimizers and rows in memory.
 ///
 /// A step is synchronous: all rows of its batch are looked up before any is updated. Its gradients are those of the
-/// mean loss of the batch; train.clip is of the dense part's.
+/// mean loss of the batch; train.clip is of the dense part's. Tables are spread over the ranks, the dense part is on
+/// each. While a micro-batch is in the dense part, the rows of the next one are on their way. The dense part takes
+/// recommender.grain samples at a time, so that its sums have the same bits however the batch is cut into
+/// micro-batches.
 class RecommenderTraining : public TrainingLoop {
  public:
   /// As Training.
@@ -35,10 +38,16 @@ class RecommenderTraining : public TrainingLoop {
   std::map<std::string, at::Tensor> checkpoint_tensors() override;
   nlohmann::json checkpoint_state() const override;
 
+  /// The plan for the ids that a sample of this data has.
+  embedding::EmbeddingPlan plan_tables(const embedding::PackSpec& spec);
   void restore_from(const std::map<std::string, at::Tensor>& tensors);
+  /// Forward and backward of samples [first, first + pooled.size(0)) of the rank's batch: the sum of their losses, and
+  /// the gradient of `pooled` for the mean over the whole batch.
+  double run_dense(const RowBatch& batch, int64_t first, const at::Tensor& pooled, at::Tensor& gradient, bool last);
+  Validation evaluate_rows(int64_t rows);
 
   std::shared_ptr<Recommender> model_;
-  std::optional<embedding::PackedTables> tables_;
+  std::optional<embedding::DistributedTables> tables_;
   std::optional<Optimizer> optimizer_;
   std::optional<GradientReducer> reducer_;
   std::optional<RowLoader> loader_;

@@ -158,7 +158,7 @@ ResolvedRun place_run(const RunConfig& config, const Group& group) {
 ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOptions& options) {
   ResolvedRun run = place_run(config, group);
   if (config.recommends()) {
-    check_recommender(run, group);
+    check_recommender(run);
     return run;
   }
   if (config.precision.gemm == "native") check_native(mx::native_device(run.device));

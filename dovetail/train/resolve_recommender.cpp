@@ -37,11 +37,14 @@ int64_t dense_parameters(const RunConfig& config) {
 
 }  // namespace
 
-void check_recommender(const ResolvedRun& run, const Group& group) {
+void check_recommender(const ResolvedRun& run) {
   const RowsConfig& rows = run.config.rows;
-  if (group.size() > 1)
-    throw UserError(fmt::format("recommender.model: tables lie on one rank, but this job has {}", group.size()),
-                    "train without `dovetail launch`, or with -n 1");
+  const int64_t grain = run.config.recommender.grain;
+  user_check(
+      run.micro_batch % grain == 0 || run.micro_batch >= run.most_samples,
+      "train.micro_batch = {} must be a multiple of recommender.grain = {}, so that results do not depend on it; "
+      "lower the grain or take another micro-batch",
+      run.micro_batch, grain);
   user_check(rows.label.size() == 1, "rows.label names {} tasks, but recommender.model = \"{}\" learns one",
              rows.label.size(), run.config.recommender.model);
   for (const SparseConfig& feature : rows.sparse)
@@ -65,9 +68,10 @@ void resolve_recommender_size(ResolvedRun& run, Group& group) {
   // Of a micro-batch: what the tables give, its copy beside the dense features and the gradients of both; of the whole
   // batch the gradients of what the tables gave.
   const int64_t wide = tables.columns + config.rows.num_dense();
-  run.memory = {.weights = kFloat * (dense + tables.elements),
+  const int64_t copies = config.embedding.sharding == "replicated" ? 1 : group.size();
+  run.memory = {.weights = kFloat * (dense + tables.elements / copies),
                 .gradients = kFloat * (dense + config.train.batch * tables.columns),
-                .optimizer = kFloat * (2 * dense + tables.state),
+                .optimizer = kFloat * (2 * dense + tables.state / copies),
                 .activations = kFloat * run.micro_batch * 4 * wide,
                 .checkpoint = kFloat * (3 * dense + tables.elements + tables.state)};
 }

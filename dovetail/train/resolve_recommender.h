@@ -8,7 +8,7 @@
 namespace dovetail {
 
 /// Throws UserError for what a recommender cannot do with the rows of its config, naming the key.
-void check_recommender(const ResolvedRun& run, const Group& group);
+void check_recommender(const ResolvedRun& run);
 
 /// Precision, cost and memory.
 void resolve_recommender_size(ResolvedRun& run, Group& group);

@@ -60,9 +60,9 @@ bool decides_which_rows(std::string_view key) {
 
 bool decides_what_is_trained(std::string_view key) {
   return (key.starts_with("model.") && key != "model.preset") || key == "run.seed" || key == "train.batch" ||
-         starts_with_any(key, {"precision.override.", "precision.recipes.", "recommender.", "embedding.optimizer",
-                               "embedding.pooling"}) ||
-         decides_which_rows(key);
+         starts_with_any(key,
+                         {"precision.override.", "precision.recipes.", "embedding.optimizer", "embedding.pooling"}) ||
+         (key.starts_with("recommender.") && key != "recommender.grain") || decides_which_rows(key);
 }
 
 /// The order in which prepared text is read. How it was prepared shows in its sha256; where it lies does not matter.
@@ -71,8 +71,10 @@ bool mixes_the_data(std::string_view key) {
 }
 
 bool changes_the_rest(std::string_view key) {
-  return starts_with_any(key, {"optimizer.", "schedule.", "embedding.", "parallel.dispatch", "parallel.combine"}) ||
-         key == "train.steps" || key == "train.clip" || key == "train.micro_batch" ||
+  const bool lies_elsewhere = key == "embedding.sharding" || key == "embedding.packing" || key == "embedding.groups";
+  return (starts_with_any(key, {"optimizer.", "schedule.", "embedding.", "parallel.dispatch", "parallel.combine"}) &&
+          !lies_elsewhere) ||
+         key == "recommender.grain" || key == "train.steps" || key == "train.clip" || key == "train.micro_batch" ||
          key == "train.checkpoint_activations";
 }
 

@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
 
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -8,6 +9,10 @@
 #include "dovetail/base/rng.h"
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/train/load_model.h"
+#include "dovetail/train/recommender_training.h"
+#include "dovetail/train/schedule.h"
+#include "tests/comm/ranks.h"
+#include "tests/embedding/testing.h"
 #include "tests/train/tiny_run.h"
 
 namespace dovetail {
@@ -137,12 +142,123 @@ TEST(Recommender, MicroBatchesAreTheBatch) {
   const Clicks data;
   RunConfig whole = data.config("dlrm", "whole"), parts = data.config("dlrm", "parts");
   for (RunConfig* config : {&whole, &parts}) config->train.steps = 20;
+  whole.recommender.grain = parts.recommender.grain = 25;
   parts.train.micro_batch = 50;
+  parts.embedding.packing = false;
+  parts.embedding.groups = 2;
   train_alone(whole);
   train_alone(parts);
-  const Snapshot a = last_checkpoint(whole), b = last_checkpoint(parts);
-  for (const auto& [name, tensor] : a.tensors)
-    EXPECT_TRUE(at::allclose(tensor, b.tensors.at(name), 1e-4, 1e-5)) << name;
+  expect_same_tensors(last_checkpoint(whole), last_checkpoint(parts));
+}
+
+/// How far apart two runs end: the largest difference within a tensor, as a share of its largest element.
+double furthest(const Snapshot& a, const Snapshot& b) {
+  double furthest = 0;
+  for (const auto& [name, tensor] : a.tensors) {
+    if (!b.tensors.contains(name)) continue;  // the reference has weights alone
+    const double scale = tensor.abs().max().item<double>() + 1e-30;
+    furthest = std::max(furthest, (tensor - b.tensors.at(name)).abs().max().item<double>() / scale);
+  }
+  return furthest;
+}
+
+/// A run of 100 steps of float64, one sample's row after another: the same initial weights, batches and schedule.
+Snapshot train_serially_in_float64(const RunConfig& config) {
+  const auto seed = static_cast<uint64_t>(config.run.seed);
+  Recommender model(config.recommender, recommender_inputs(config));
+  initialize(model, seed);
+  model.to(at::kDouble);
+  embedding::PackSpec spec = table_specs(config);
+  embedding::PackedTables shapes(spec);
+  embedding::testing::Reference tables(shapes);
+  torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions()
+                                                        .betas({config.optimizer.betas[0], config.optimizer.betas[1]})
+                                                        .eps(config.optimizer.eps)
+                                                        .weight_decay(0));
+  RowLoader loader(config.rows, {.seed = seed, .batch = config.train.batch});
+  for (int64_t step = 0; step < config.train.steps; ++step) {
+    const RowBatch batch = loader.step(step);
+    const embedding::Jagged ids{batch.values, batch.offsets, batch.weights, std::ssize(config.rows.sparse),
+                                config.train.batch};
+    const at::Tensor pooled = tables.pool(ids).requires_grad_();
+    optimizer.zero_grad();
+    const at::Tensor logits = model.forward(batch.dense.to(at::kDouble), pooled);
+    at::binary_cross_entropy_with_logits(logits, batch.labels.squeeze(1).to(at::kDouble)).backward();
+    const double lr = learning_rate(config.schedule, config.optimizer.lr, step, config.train.steps);
+    shapes.set_lr(config.embedding.lr * lr / config.optimizer.lr);
+    tables.update(ids, pooled.grad());
+    for (auto& group : optimizer.param_groups()) group.options().set_lr(lr);
+    optimizer.step();
+  }
+  Snapshot end;
+  for (const auto& item : model.named_parameters()) end.tensors["model." + item.key()] = item.value().detach();
+  for (size_t t = 0; t < spec.tables.size(); ++t)
+    end.tensors["embedding." + spec.tables[t].name + ".weight"] = tables.weight[t];
+  return end;
+}
+
+/// What is compared with one rank: how a run of 100 steps is cut up.
+struct Cut {
+  int ranks;
+  const char* sharding;
+  bool packing = true;
+  int64_t groups = 1, micro_batch = 0;
+};
+
+Snapshot train_cut(RunConfig config, const Cut& cut) {
+  config.embedding.sharding = cut.sharding;
+  config.embedding.packing = cut.packing;
+  config.embedding.groups = cut.groups;
+  config.train.micro_batch = cut.micro_batch;
+  expect_all_succeed(cut.ranks, [&](const std::shared_ptr<Group>& group) { train(config, group, {.quiet = true}); });
+  return last_checkpoint(config);
+}
+
+TEST(Recommender, OfAnyCutIsTheSerialReference) {
+  const Clicks data;
+  const auto config = [&](const std::string& name) {
+    RunConfig config = data.config("dlrm", name);
+    config.train.steps = 100;
+    config.recommender.grain = 16;
+    config.embedding.optimizer = "adagrad";
+    return config;
+  };
+  const Snapshot one = train_cut(config("one"), {.ranks = 1, .sharding = "auto"});
+  const Snapshot reference = train_serially_in_float64(config("reference"));
+  EXPECT_LT(furthest(reference, one), 1e-5);
+  int number = 0;
+  const auto run = [&](const Cut& cut) { return train_cut(config("cut" + std::to_string(++number)), cut); };
+  for (const Cut& cut : {Cut{.ranks = 1, .sharding = "auto", .packing = false, .groups = 2, .micro_batch = 32},
+                         Cut{.ranks = 1, .sharding = "row", .micro_batch = 16}})
+    expect_same_tensors(one, run(cut));
+  for (const Cut& cut :
+       {Cut{.ranks = 2, .sharding = "auto", .micro_batch = 32}, Cut{.ranks = 2, .sharding = "row", .groups = 2},
+        Cut{.ranks = 2, .sharding = "column"}, Cut{.ranks = 4, .sharding = "table", .micro_batch = 16},
+        Cut{.ranks = 4, .sharding = "replicated", .packing = false},
+        Cut{.ranks = 4, .sharding = "row", .micro_batch = 16}}) {
+    const Snapshot found = run(cut);
+    EXPECT_LT(furthest(one, found), 16 * 0x1p-23) << cut.ranks << " ranks, " << cut.sharding;
+    EXPECT_LT(furthest(reference, found), 1e-5);
+  }
+}
+
+TEST(Recommender, GoesOnAtAnotherNumberOfRanks) {
+  const Clicks data;
+  RunConfig config = data.config("deepfm", "moved");
+  config.train.steps = 20;
+  config.schedule.decay = "constant";
+  RunConfig first = config;
+  first.train.steps = 10;
+  train_cut(first, {.ranks = 3, .sharding = "row"});
+  train_cut(config, {.ranks = 2, .sharding = "table"});
+  RunConfig alone = data.config("deepfm", "alone");
+  alone.train.steps = 20;
+  alone.schedule.decay = "constant";
+  train_cut(alone, {.ranks = 1, .sharding = "auto"});
+  EXPECT_LT(furthest(last_checkpoint(alone), last_checkpoint(config)), 1e-5);
+  EXPECT_EQ(data.metrics("moved").size(), 20);
+  const double auc = data.metrics("moved").back()["auc"].get<double>();
+  EXPECT_NEAR(auc, data.metrics("alone").back()["auc"].get<double>(), 2e-3);
 }
 
 TEST(Recommender, RefusesWhatItCannotTrain) {
