@@ -69,7 +69,32 @@ Pooling parse_pooling(std::string_view name) {
   throw UserError(fmt::format("embedding: no pooling is named \"{}\"", name), "use sum or mean");
 }
 
-PackedTables::PackedTables(PackSpec spec) : spec_(std::move(spec)), table_features_(spec_.tables.size()) {
+InitialRows::InitialRows(uint64_t seed, std::string_view table, float bound, int64_t dim, const TableSlice& slice)
+    : key_(mix_seed(seed, name_key(table))), bound_(bound), dim_(dim), slice_(slice) {}
+
+void InitialRows::fill(uint64_t row, float* values) const {
+  const uint64_t whole_row = static_cast<uint64_t>(slice_.first_row) + row * static_cast<uint64_t>(slice_.row_step);
+  PhiloxWords words = {};
+  for (int64_t i = 0; i < dim_; ++i) {
+    const int64_t column = slice_.first_column + i;
+    if (i == 0 || column % 4 == 0) {
+      const auto stream = static_cast<uint64_t>(RandomStream::kInitialize) | static_cast<uint64_t>(column / 4) << 32;
+      words = philox_words(key_, whole_row, stream);
+    }
+    const float uniform = static_cast<float>(words.word[column % 4] >> 8) * 0x1p-24f;
+    values[i] = bound_ * (2 * uniform - 1);
+  }
+}
+
+float initial_bound(int64_t rows) { return 1 / std::sqrt(static_cast<float>(rows)); }
+
+InitialRows initial_rows(uint64_t seed, const TableSpec& table) {
+  const int64_t rows = table.slice.whole_rows > 0 ? table.slice.whole_rows : table.rows;
+  return {seed, table.name, initial_bound(rows), table.dim, table.slice};
+}
+
+PackedTables::PackedTables(PackSpec spec, Initial initial)
+    : spec_(std::move(spec)), table_features_(spec_.tables.size()) {
   check_spec(spec_);
   for (size_t f = 0; f < spec_.feature_table.size(); ++f) {
     const int64_t t = spec_.feature_table[f];
@@ -89,31 +114,18 @@ PackedTables::PackedTables(PackSpec spec) : spec_(std::move(spec)), table_featur
   weight_begin_ = places(weight_sizes);
   state_begin_ = places(state_sizes);
   weights_ = allocate(weight_begin_.back());
-  state_ = allocate(state_begin_.back()).zero_();
+  state_ = allocate(state_begin_.back());
+  if (initial == Initial::kUnset) return;
+  state_.zero_();
   for (size_t t = 0; t < spec_.tables.size(); ++t) initialize(static_cast<int64_t>(t));
 }
 
 void PackedTables::initialize(int64_t table) const {
   const TableSpec& spec = spec_.tables[static_cast<size_t>(table)];
-  const uint64_t key = mix_seed(spec_.seed, name_key(spec.name));
-  const TableSlice& slice = spec.slice;
-  const float bound = 1 / std::sqrt(static_cast<float>(slice.whole_rows > 0 ? slice.whole_rows : spec.rows));
+  const InitialRows initial = initial_rows(spec_.seed, spec);
   float* weight = weights_.mutable_data_ptr<float>() + weight_begin_[static_cast<size_t>(table)];
   parallel_pieces(spec.rows, std::max<int64_t>(1, 16384 / spec.dim), [&](int64_t begin, int64_t end) {
-    PhiloxWords words = {};
-    for (int64_t row = begin; row < end; ++row) {
-      const auto whole_row = static_cast<uint64_t>(slice.first_row + row * slice.row_step);
-      for (int64_t i = 0; i < spec.dim; ++i) {
-        const int64_t column = slice.first_column + i;
-        if (i == 0 || column % 4 == 0) {
-          const auto stream = static_cast<uint64_t>(RandomStream::kInitialize) | static_cast<uint64_t>(column / 4)
-                                                                                     << 32;
-          words = philox_words(key, whole_row, stream);
-        }
-        const float uniform = static_cast<float>(words.word[column % 4] >> 8) * 0x1p-24f;
-        weight[row * spec.dim + i] = bound * (2 * uniform - 1);
-      }
-    }
+    for (int64_t row = begin; row < end; ++row) initial.fill(static_cast<uint64_t>(row), weight + row * spec.dim);
   });
 }
 

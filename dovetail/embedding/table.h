@@ -47,6 +47,28 @@ struct PackSpec {
 /// them a miss of the TLB with pages of 4 KiB.
 at::Tensor allocate(int64_t elements);
 
+/// The initial values of a table's rows: uniform in [-bound, bound), of dim elements, and a function of (seed, name of
+/// the table, row, column) alone, row and column of the whole table where a slice is held.
+class InitialRows {
+ public:
+  InitialRows(uint64_t seed, std::string_view table, float bound, int64_t dim, const TableSlice& slice = {});
+  /// Writes the dim elements of a row; of tables without a fixed vocabulary, the row is the key.
+  void fill(uint64_t row, float* values) const;
+
+ private:
+  uint64_t key_;
+  float bound_;
+  int64_t dim_;
+  TableSlice slice_;
+};
+
+/// 1 / sqrt(rows), the bound of the initial values of a table of so many rows, as in the reference code of DLRM (arXiv
+/// 1906.00091).
+float initial_bound(int64_t rows);
+
+/// Those of a table, within initial_bound of the whole.
+InitialRows initial_rows(uint64_t seed, const TableSpec& table);
+
 /// Where a feature's rows lie in a pack and where its pooled rows go.
 struct FeatureLayout {
   int64_t table;
@@ -56,14 +78,15 @@ struct FeatureLayout {
 /// The rows of all tables of a pack in one storage, their optimizer's state in another; float32, on the CPU. A table's
 /// rows follow one another, dim elements each; tables begin at a cache line.
 ///
-/// Initial values are uniform in [-1 / sqrt(rows), 1 / sqrt(rows)), as in the reference code of DLRM (arXiv
-/// 1906.00091), and a function of (seed, name of the table, row, column) alone, those of the whole table where a slice
-/// is held. State begins at zero.
+/// Initial values are those of initial_rows; state begins at zero. kUnset leaves both undefined, for rows that are moved
+/// in from elsewhere.
 class PackedTables {
  public:
+  enum class Initial { kDrawn, kUnset };
+
   /// Throws UserError for names that are not unique, sizes below 1, more than 2^31 rows in a table, features without a
   /// table and columns that lie outside of the output.
-  explicit PackedTables(PackSpec spec);
+  explicit PackedTables(PackSpec spec, Initial initial = Initial::kDrawn);
 
   const PackSpec& spec() const { return spec_; }
   const std::vector<FeatureLayout>& features() const { return features_; }
