@@ -5,7 +5,7 @@ usage: ./dev bench tiers [--steps N] [--cap BYTES] [--policies hot,lru,lfu] [--z
 8 tables of 12.5 million rows of 16 float32 and row-wise Adagrad, batches of 4096 samples with one id a feature from a
 Zipf distribution over permuted rows. Each side is a process of build/release/bin/bench_tiers. The tiered one runs in a
 memory control group (version 1 or 2; needs root) of `--cap` bytes, in which the page cache of its files counts, and
-gives 5/8 of that to its fast tier and all that belongs to it; all rows are in the files before the first step, as they
+gives 3/4 of that to its fast tier and all that belongs to it; all rows are in the files before the first step, as they
 are late in a training, so that every miss reads. Steps are measured once the first half of them has filled the fast
 tier; the time to draw ids is not counted. The last side has PackedTables in RAM, without a cap. Exit code 1 when a side
 ends with other bits than that in its rows and state.
@@ -78,7 +78,7 @@ def tiered_side(options, shared: list[str], policy: str) -> dict:
     group = MemoryGroup(options.cap)
     try:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            memory = options.memory or group.cap * 5 // 8
+            memory = options.memory or group.cap * 3 // 4
             arguments = [
                 "--side",
                 "tiered",

@@ -58,7 +58,7 @@ SlowRows::~SlowRows() {
 }
 
 void SlowRows::advise(int64_t row) const {
-  if (fd_ >= 0 && written(row)) posix_fadvise(fd_, row * record_bytes_, record_bytes_, POSIX_FADV_WILLNEED);
+  if (fd_ >= 0) posix_fadvise(fd_, row * record_bytes_, record_bytes_, POSIX_FADV_WILLNEED);
 }
 
 void SlowRows::read(int64_t row, float* weight, float* state) {

@@ -32,7 +32,8 @@ class SlowRows {
   /// What it takes beside the records themselves.
   static int64_t bytes_for(int64_t rows) { return (rows + 63) / 64 * 8; }
 
-  /// Begins to read a record from the disk, without waiting for it.
+  /// Begins to read what a record's read or write will need from the disk, without waiting for it: a write changes a
+  /// part of a page.
   void advise(int64_t row) const;
   /// Throws UserError, as write does, when the system cannot.
   void read(int64_t row, float* weight, float* state);

@@ -143,12 +143,29 @@ Jagged TieredTables::begin(const Jagged& ids) {
     }
   });
   // All reads are on their way before the first is waited for.
-  each_move([](Table& table, const RowMove& move) { table.slow.advise(move.row); });
+  each_move([](Table& table, const RowMove& move) {
+    table.slow.advise(move.row);
+    if (move.evicted >= 0) table.slow.advise(move.evicted);
+  });
   each_move([](Table& table, const RowMove& move) {
     if (move.evicted >= 0) table.write(move.evicted, move.slot);
     table.slow.read(move.row, table.weight_of(move.slot), table.state_of(move.slot));
   });
   return slots;
+}
+
+void TieredTables::prefetch(const Jagged& ids) const {
+  check_jagged(ids, feature_rows_);
+  if (options_.folder.empty()) return;
+  const TraceSpan span("dovetail::embedding_tiers_prefetch");
+  const int64_t *values = ids.values.const_data_ptr<int64_t>(), *offsets = ids.offsets.const_data_ptr<int64_t>();
+  parallel_pieces(ids.features, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t f = begin; f < end; ++f) {
+      const Table& table = *tables_[static_cast<size_t>(spec_.feature_table[static_cast<size_t>(f)])];
+      for (int64_t i = offsets[f * ids.samples]; i < offsets[(f + 1) * ids.samples]; ++i)
+        if (table.cache.find(values[i]) < 0) table.slow.advise(values[i]);
+    }
+  });
 }
 
 void TieredTables::end() {

@@ -71,6 +71,9 @@ class TieredTables {
   /// The batch with slots of fast() instead of ids, once all its rows are in them. One step at a time. Throws UserError
   /// as check_jagged, and for more than step_rows rows.
   Jagged begin(const Jagged& ids);
+  /// Begins to read the rows of a later step from the disk, without waiting for them: to be called within the step
+  /// before. Changes no result.
+  void prefetch(const Jagged& ids) const;
   PackedTables& fast() { return fast_; }
   const PackedTables& fast() const { return fast_; }
   /// Ends the step. Its rows have changed if fast().steps() has.

@@ -89,7 +89,9 @@ void expect_like_plain(const PlainRun& plain, const TierOptions& options, int64_
   TieredTables tiers(plain.tables.spec(), options);
   EXPECT_LE(tiers.memory_bytes(), options.memory_bytes);
   for (size_t i = 0; i < plain.ids.size(); ++i) {
-    expect_same_bits(train(tiers.fast(), tiers.begin(plain.ids[i]), plain.gradients[i], parts), plain.pooled[i]);
+    const Jagged slots = tiers.begin(plain.ids[i]);
+    if (i % 2 == 0) tiers.prefetch(plain.other_ids[i]);
+    expect_same_bits(train(tiers.fast(), slots, plain.gradients[i], parts), plain.pooled[i]);
     tiers.end();
     if (i % 3 == 0) {
       expect_same_bits(pool(tiers.fast(), tiers.begin(plain.other_ids[i])), plain.other_pooled[i]);
