@@ -7,9 +7,9 @@ The rows, the split and the features of configs/flights.toml; one pass over the 
 otherwise, so that every arm learns from the same samples. A Wide & Deep model: dovetail.embedding.EmbeddingCollection
 with row-wise Adagrad, dense layers of PyTorch with Adam. Both learning rates grow as the square root of the batch.
 
-Batch: synchronous updates. Delay k: the gradient of step s is computed with the weights that step s sees and applied, to
-tables and layers alike, after step s + k, in the order of steps. That is what one of k + 1 workers does that take turns;
-k = 0 is synchronous.
+Batch: synchronous updates. Delay k: the gradient of step s is computed with the weights that step s sees and applied,
+to tables and layers alike, after step s + k, in the order of steps. That is what k + 1 workers do that take turns; k = 0
+is synchronous.
 """
 
 import argparse
@@ -18,13 +18,12 @@ import json
 import pathlib
 import sys
 
+import dovetail.embedding
 import numpy as np
 import torch
 from recommend import DEFAULTS, Table, prepare
 from sklearn.metrics import roc_auc_score
 from torch import nn
-
-import dovetail.embedding
 
 BASE_BATCH, DIM = 1024, 16
 
@@ -38,7 +37,9 @@ class Rows:
         for name in table.ids:
             words = table.ids[name][table.train].unique()
             self.vocabularies.append(len(words) + 1)
-            codes.append(table.ids[name].map({word: i + 1 for i, word in enumerate(words)}).fillna(0).to_numpy(np.int64))
+            codes.append(
+                table.ids[name].map({word: i + 1 for i, word in enumerate(words)}).fillna(0).to_numpy(np.int64)
+            )
         ids = np.column_stack(codes)
         mean, deviation = table.dense[table.train].mean(0), table.dense[table.train].std(0)
         dense = ((table.dense - mean) / np.maximum(deviation, 1e-9)).astype(np.float32)

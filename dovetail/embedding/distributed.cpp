@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <limits>
+#include <numeric>
 #include <utility>
 
 #include "dovetail/base/error.h"
@@ -28,9 +30,31 @@ at::Tensor column_range(const at::Tensor& whole, int64_t dim, int64_t first, int
   return whole.view({whole.size(0), -1, dim}).narrow(2, first, width);
 }
 
+/// Which of a rank's samples a micro-batch has.
+struct Part {
+  int64_t first, count;
+};
+
+Part part_of(int64_t size, int64_t micro_batch, int64_t samples) {
+  const int64_t first = micro_batch == 0 ? 0 : std::min(micro_batch * size, samples);
+  return {first, std::min(size, samples - first)};
+}
+
+Jagged part_of(const Jagged& batch, int64_t size, int64_t micro_batch) {
+  const Part part = part_of(size, micro_batch, batch.samples);
+  return samples_of(batch, part.first, part.count);
+}
+
+std::vector<Jagged> parts_of(const std::vector<Jagged>& batches, int64_t size, int64_t micro_batch) {
+  std::vector<Jagged> parts;
+  for (const Jagged& batch : batches) parts.push_back(part_of(batch, size, micro_batch));
+  return parts;
+}
+
 }  // namespace
 
-DistributedTables::DistributedTables(PackSpec spec, EmbeddingPlan plan, std::shared_ptr<Group> group, Payloads payloads)
+DistributedTables::DistributedTables(PackSpec spec, EmbeddingPlan plan, std::shared_ptr<Group> group, Payloads payloads,
+                                     const std::optional<TierOptions>& tiers)
     : spec_(std::move(spec)), plan_(std::move(plan)), group_(std::move(group)), pack_of_(spec_.tables.size()) {
   DOVETAIL_CHECK(plan_.ranks == group_->size(), "a plan for {} ranks on {}", plan_.ranks, group_->size());
   for (const int64_t t : spec_.feature_table) {
@@ -38,25 +62,42 @@ DistributedTables::DistributedTables(PackSpec spec, EmbeddingPlan plan, std::sha
     feature_rows_.push_back(table.rows);
     columns_ += table.dim;
   }
-  for (const PlannedPack& pack : plan_.packs) {
-    for (const int64_t t : pack.tables) pack_of_[static_cast<size_t>(t)] = packs_.size();
-    packs_.emplace_back(spec_, plan_, pack, group_->rank(), payloads);
+  std::vector<int64_t> bytes;
+  for (const PlannedPack& pack : plan_.packs) bytes.push_back(bytes_on(spec_, plan_, pack, group_->rank()));
+  const int64_t all_bytes = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+  for (size_t i = 0; i < plan_.packs.size(); ++i) {
+    for (const int64_t t : plan_.packs[i].tables) pack_of_[static_cast<size_t>(t)] = i;
+    std::optional<TierOptions> of_pack = bytes[i] > 0 ? tiers : std::nullopt;
+    if (of_pack)
+      of_pack->memory_bytes = static_cast<int64_t>(static_cast<double>(tiers->memory_bytes) *
+                                                   static_cast<double>(bytes[i]) / static_cast<double>(all_bytes));
+    packs_.push_back(std::make_unique<ShardedPack>(spec_, plan_, plan_.packs[i], group_->rank(), payloads, of_pack));
   }
-  discard();
 }
 
-Lookup DistributedTables::start(const Jagged& batch) {
+TableStep DistributedTables::start(const Jagged& batch, int64_t micro_batch, int64_t micro_batches) {
   check_jagged(batch, feature_rows_);
+  DOVETAIL_CHECK(micro_batch * micro_batches >= batch.samples, "{} micro-batches of {} for {} samples", micro_batches,
+                 micro_batch, batch.samples);
   const TraceSpan span("dovetail::embedding_ids");
-  Lookup lookup;
-  lookup.samples_ = batch.samples;
-  for (const ShardedPack& pack : packs_)
-    lookup.packs_.push_back({.own = embedding::features_of(batch, pack.features())});
-  if (plan_.ranks == 1 || packs_.empty()) return lookup;
-  std::vector<Message> messages;
-  for (size_t i = 0; i < packs_.size(); ++i) messages.push_back(packs_[i].write_ids(lookup.packs_[i].own));
-  // All counts of all packs in one message.
+  TableStep step;
+  step.samples_ = batch.samples;
+  step.micro_batch_ = micro_batch;
+  step.micro_batches_ = micro_batches;
+  step.pooled_.resize(static_cast<size_t>(micro_batches));
   const auto ranks = static_cast<int64_t>(group_->size()), count = static_cast<int64_t>(packs_.size());
+  for (const auto& pack : packs_) {
+    TableStep::InPack in{.own = embedding::features_of(batch, pack->features())};
+    in.pooled.resize(static_cast<size_t>(micro_batches));
+    in.gradients.resize(static_cast<size_t>(micro_batches));
+    in.of_ranks.resize(static_cast<size_t>(ranks));
+    if (pack->alone()) in.received = {in.own};
+    step.packs_.push_back(std::move(in));
+  }
+  if (ranks == 1 || packs_.empty()) return step;
+  std::vector<Message> messages;
+  for (size_t i = 0; i < packs_.size(); ++i) messages.push_back(packs_[i]->write_ids(step.packs_[i].own));
+  // All counts of all packs in one message.
   const at::Tensor counts = at::empty({ranks, count}, at::kLong);
   for (size_t i = 0; i < messages.size(); ++i)
     counts.select(1, static_cast<int64_t>(i)).copy_(at::tensor(messages[i].counts, at::kLong));
@@ -64,101 +105,142 @@ Lookup DistributedTables::start(const Jagged& batch) {
   for (size_t i = 0; i < messages.size(); ++i) {
     const at::Tensor of_pack = arriving.select(1, static_cast<int64_t>(i)).contiguous();
     const auto* data = of_pack.const_data_ptr<int64_t>();
-    lookup.packs_[i].receive.assign(data, data + ranks);
-    lookup.packs_[i].ids = Exchange(group_, {messages[i].counts, lookup.packs_[i].receive}).start(messages[i].elements);
+    step.packs_[i].receive.assign(data, data + ranks);
+    step.packs_[i].ids = Exchange(group_, {messages[i].counts, step.packs_[i].receive}).start(messages[i].elements);
   }
-  return lookup;
+  return step;
 }
 
-void DistributedTables::gather(Lookup& lookup) {
-  lookup.y_ = allocate(lookup.samples_ * columns_).view({lookup.samples_, columns_});
-  for (int64_t g = 0; g < plan_.groups; ++g) gather_group(lookup, g);
+void DistributedTables::receive(TableStep& step) {
+  for (size_t i = 0; i < packs_.size(); ++i) {
+    TableStep::InPack& in = step.packs_[i];
+    if (in.received.empty()) in.received = packs_[i]->read_ids(in.ids.wait(), in.receive);
+  }
 }
 
-void DistributedTables::gather_group(Lookup& lookup, int64_t group) {
+void DistributedTables::prefetch(TableStep& step) {
+  receive(step);
+  for (size_t i = 0; i < packs_.size(); ++i) packs_[i]->prefetch(step.packs_[i].received);
+}
+
+void DistributedTables::begin(TableStep& step) {
+  receive(step);
+  for (size_t i = 0; i < packs_.size(); ++i) packs_[i]->begin(step.packs_[i].received);
+}
+
+void DistributedTables::gather(TableStep& step, int64_t micro_batch) {
+  const int64_t samples = part_of(step.micro_batch_, micro_batch, step.samples_).count;
+  step.pooled_[static_cast<size_t>(micro_batch)] = allocate(samples * columns_).view({samples, columns_});
+  for (int64_t g = 0; g < plan_.groups; ++g) gather_group(step, micro_batch, g);
+}
+
+void DistributedTables::gather_group(TableStep& step, int64_t micro_batch, int64_t group) {
+  const auto m = static_cast<size_t>(micro_batch);
   std::vector<std::pair<size_t, Message>> messages;
   for (size_t i = 0; i < packs_.size(); ++i) {
     if (plan_.packs[i].group != group) continue;
-    Lookup::InPack& in = lookup.packs_[i];
-    if (packs_[i].alone()) {
-      pool_into(packs_[i].tables(), in.own, lookup.y_);
-      continue;
-    }
-    in.received = packs_[i].read_ids(in.ids.wait(), in.receive);
-    if (packs_[i].exchanges_pooled()) {
-      messages.emplace_back(i, packs_[i].pool_received(in.received));
+    const TableStep::InPack& in = step.packs_[i];
+    if (packs_[i]->alone()) {
+      pool_into(packs_[i]->tables(), part_of(in.received.front(), step.micro_batch_, micro_batch), step.pooled_[m]);
+    } else if (packs_[i]->exchanges_pooled()) {
+      messages.emplace_back(i, packs_[i]->pool_received(parts_of(in.received, step.micro_batch_, micro_batch)));
     } else {
-      packs_[i].pool_replica(in.own, lookup.y_);
+      const Jagged& own = in.received[static_cast<size_t>(group_->rank())];
+      packs_[i]->pool_replica(part_of(own, step.micro_batch_, micro_batch), step.pooled_[m]);
     }
   }
   for (auto& [i, message] : messages)
-    lookup.packs_[i].pooled =
-        Exchange(group_, {message.counts, packs_[i].pooled_counts(lookup.samples_)}).start(message.elements);
+    step.packs_[i].pooled[m] =
+        Exchange(group_, {message.counts, packs_[i]->pooled_counts(step.pooled_[m].size(0))}).start(message.elements);
 }
 
-at::Tensor DistributedTables::wait(Lookup& lookup) {
+at::Tensor DistributedTables::wait(TableStep& step, int64_t micro_batch) {
   const TraceSpan span("dovetail::embedding_stitch");
+  const auto m = static_cast<size_t>(micro_batch);
   for (size_t i = 0; i < packs_.size(); ++i) {
-    Lookup::InPack& in = lookup.packs_[i];
-    if (packs_[i].exchanges_pooled()) packs_[i].add_pooled(in.pooled.wait(), in.own, lookup.y_);
+    if (!packs_[i]->exchanges_pooled()) continue;
+    TableStep::InPack& in = step.packs_[i];
+    packs_[i]->add_pooled(in.pooled[m].wait(), part_of(in.own, step.micro_batch_, micro_batch), step.pooled_[m]);
   }
-  return std::move(lookup.y_);
+  return std::move(step.pooled_[m]);
+}
+
+void DistributedTables::add_gradient(TableStep& step, int64_t micro_batch, const at::Tensor& gradient) {
+  const TraceSpan span("dovetail::embedding_gradient");
+  for (size_t i = 0; i < packs_.size(); ++i) {
+    TableStep::InPack& in = step.packs_[i];
+    if (packs_[i]->alone()) {
+      in.of_ranks.front().push_back(
+          {.batch = part_of(in.received.front(), step.micro_batch_, micro_batch), .gradient = gradient});
+      continue;
+    }
+    const Message message = packs_[i]->write_gradient(part_of(in.own, step.micro_batch_, micro_batch), gradient);
+    const std::vector<int64_t> counts =
+        packs_[i]->gradient_counts(parts_of(in.received, step.micro_batch_, micro_batch));
+    in.gradients[static_cast<size_t>(micro_batch)] = Exchange(group_, {message.counts, counts}).start(message.elements);
+  }
+}
+
+void DistributedTables::update(TableStep& step) {
+  for (int64_t m = 0; m < step.micro_batches_; ++m) {
+    for (size_t i = 0; i < packs_.size(); ++i) {
+      if (packs_[i]->alone()) continue;
+      TableStep::InPack& in = step.packs_[i];
+      std::vector<PooledGradient> gradients = packs_[i]->read_gradients(in.gradients[static_cast<size_t>(m)].wait(),
+                                                                        parts_of(in.received, step.micro_batch_, m));
+      for (size_t r = 0; r < gradients.size(); ++r) in.of_ranks[r].push_back(std::move(gradients[r]));
+    }
+  }
+  for (size_t i = 0; i < packs_.size(); ++i) {
+    std::vector<PooledGradient> in_order;
+    for (std::vector<PooledGradient>& of_rank : step.packs_[i].of_ranks)
+      for (PooledGradient& part : of_rank) in_order.push_back(std::move(part));
+    embedding::update(packs_[i]->tables(), in_order);
+  }
+  ++steps_;
+  end(step);
+}
+
+void DistributedTables::discard(TableStep& step) {
+  for (size_t i = 0; i < packs_.size(); ++i)
+    if (!packs_[i]->alone())
+      for (Exchange::Pending& gradient : step.packs_[i].gradients) gradient.wait();
+  end(step);
+}
+
+void DistributedTables::end(TableStep& step) {
+  for (const auto& pack : packs_) pack->end();
+  step = TableStep();
 }
 
 at::Tensor DistributedTables::lookup(const Jagged& batch) {
-  Lookup lookup = start(batch);
-  gather(lookup);
-  return wait(lookup);
+  // One micro-batch on every rank, whatever their samples.
+  TableStep step = start(batch, std::numeric_limits<int64_t>::max(), 1);
+  begin(step);
+  gather(step, 0);
+  at::Tensor pooled = wait(step, 0);
+  end(step);
+  return pooled;
 }
 
-void DistributedTables::add_gradient(Lookup lookup, const at::Tensor& gradient) {
-  const TraceSpan span("dovetail::embedding_gradient");
-  for (size_t i = 0; i < packs_.size(); ++i) {
-    Lookup::InPack& in = lookup.packs_[i];
-    if (packs_[i].alone()) {
-      parts_[i].front().push_back({.batch = std::move(in.own), .gradient = gradient});
-      continue;
+std::optional<TierCounters> DistributedTables::tier_counters() const {
+  std::optional<TierCounters> sum;
+  for (const auto& pack : packs_) {
+    if (const TieredTables* tiers = pack->tiers()) {
+      if (!sum) sum.emplace();
+      *sum += tiers->counters();
     }
-    const Message message = packs_[i].write_gradient(in.own, gradient);
-    const Exchange exchange(group_, {message.counts, packs_[i].gradient_counts(in.received)});
-    pending_.push_back({.pack = i, .received = std::move(in.received), .elements = exchange.start(message.elements)});
   }
-}
-
-void DistributedTables::collect() {
-  for (PendingGradient& pending : pending_) {
-    std::vector<PooledGradient> of_ranks =
-        packs_[pending.pack].read_gradients(pending.elements.wait(), pending.received);
-    for (size_t r = 0; r < of_ranks.size(); ++r) parts_[pending.pack][r].push_back(std::move(of_ranks[r]));
-  }
-  pending_.clear();
-}
-
-void DistributedTables::update() {
-  collect();
-  for (size_t i = 0; i < packs_.size(); ++i) {
-    std::vector<PooledGradient> in_order;
-    for (std::vector<PooledGradient>& of_rank : parts_[i])
-      for (PooledGradient& part : of_rank) in_order.push_back(std::move(part));
-    embedding::update(packs_[i].tables(), in_order);
-  }
-  ++steps_;
-  discard();
-}
-
-void DistributedTables::discard() {
-  for (PendingGradient& pending : pending_) pending.elements.wait();
-  pending_.clear();
-  parts_.assign(packs_.size(), std::vector<std::vector<PooledGradient>>(static_cast<size_t>(group_->size())));
+  return sum;
 }
 
 void DistributedTables::set_lr(double lr) {
-  for (ShardedPack& pack : packs_) pack.tables().set_lr(lr);
+  for (const auto& pack : packs_) pack->tables().set_lr(lr);
 }
 
 void DistributedTables::set_steps(int64_t steps) {
   steps_ = steps;
-  for (ShardedPack& pack : packs_) pack.tables().set_steps(steps);
+  for (const auto& pack : packs_) pack->tables().set_steps(steps);
 }
 
 at::Tensor DistributedTables::read_rows(int64_t table, const at::Tensor& own, int64_t width) const {
@@ -192,10 +274,10 @@ at::Tensor DistributedTables::read_rows(int64_t table, const at::Tensor& own, in
 TableContents DistributedTables::read(int64_t table) const {
   const ShardedPack& pack = pack_of(table);
   const int64_t local = pack.local_table(table), dim = spec_.tables[static_cast<size_t>(table)].dim;
-  TableContents contents{.weight = read_rows(table, local < 0 ? at::Tensor() : pack.tables().weight(local), dim)};
+  const TableContents own = local < 0 ? TableContents() : pack.read(local);
+  TableContents contents{.weight = read_rows(table, own.weight, dim)};
   const int64_t state = state_per_row(spec_.optimizer.kind, dim);
-  const at::Tensor own_state = local < 0 ? at::Tensor() : pack.tables().packed_state(local);
-  if (state > 0) contents.state = read_rows(table, own_state, state);
+  if (state > 0) contents.state = read_rows(table, own.state, state);
   return contents;
 }
 
@@ -212,17 +294,15 @@ void DistributedTables::write(int64_t table, const TableContents& contents) {
   const TableSpec& spec = spec_.tables[static_cast<size_t>(table)];
   ShardedPack& pack = pack_of(table);
   const int64_t local = pack.local_table(table);
-  const auto distribute = [&](const at::Tensor& whole, int64_t width, const auto& own) {
-    if (width == 0) return;
+  const auto own_part = [&](const at::Tensor& whole, int64_t width) {
+    if (width == 0) return local < 0 ? at::Tensor() : at::empty({pack.rows(local), 0}, at::kFloat);
     at::Tensor rows = group_->rank() == 0 ? whole.contiguous() : at::empty({spec.rows, width}, at::kFloat);
     group_->broadcast(rows, 0);
-    if (local < 0) return;
-    const at::Tensor part = own_rows(table, rows);
-    if (part.size(0) > 0) own().copy_(part);
+    return local < 0 ? at::Tensor() : own_rows(table, rows);
   };
-  distribute(contents.weight, spec.dim, [&] { return pack.tables().weight(local); });
-  distribute(contents.state, state_per_row(spec_.optimizer.kind, spec.dim),
-             [&] { return pack.tables().packed_state(local); });
+  const at::Tensor weight = own_part(contents.weight, spec.dim);
+  const at::Tensor state = own_part(contents.state, state_per_row(spec_.optimizer.kind, spec.dim));
+  if (local >= 0) pack.write(local, {.weight = weight, .state = state});
 }
 
 }  // namespace dovetail::embedding

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "dovetail/comm/exchange.h"
@@ -13,10 +14,10 @@
 
 namespace dovetail::embedding {
 
-/// A micro-batch on its way through the tables.
-class Lookup {
+/// The ids of a step and what became of them.
+class TableStep {
  public:
-  int64_t samples() const { return samples_; }
+  int64_t micro_batches() const { return micro_batches_; }
 
  private:
   friend class DistributedTables;
@@ -24,34 +25,30 @@ class Lookup {
     Jagged own;
     std::vector<int64_t> receive;
     Exchange::Pending ids;
-    std::vector<Jagged> received;
-    Exchange::Pending pooled;
+    std::vector<Jagged> received;                       ///< of each rank, with the rows of this rank's tables for ids
+    std::vector<Exchange::Pending> pooled, gradients;   ///< of each micro-batch
+    std::vector<std::vector<PooledGradient>> of_ranks;  ///< of each rank, its micro-batches
   };
-  int64_t samples_ = 0;
+  int64_t samples_ = 0, micro_batch_ = 1, micro_batches_ = 1;
   std::vector<InPack> packs_;
-  at::Tensor y_;
-};
-
-/// All of a table: rows (rows, dim) and state (rows, state_per_row) float32.
-struct TableContents {
-  at::Tensor weight, state;
+  std::vector<at::Tensor> pooled_;  ///< of each micro-batch
 };
 
 /// Tables over the ranks of a group, as a plan says: each rank looks up its own samples and trains on those of all.
 ///
-/// The rows of a micro-batch go through stages, so that the next one's can run beside the dense part of this one:
+/// A step goes through stages, so that a micro-batch's rows travel beside the dense part of the one before, and the ids
+/// of a step beside the step before:
 ///
-///     Lookup next = tables.start(first);                 // ids to the ranks that hold their rows
-///     tables.gather(next);                               // rows pooled there, group by group, and sent back
-///     for (each micro-batch) {
-///       Lookup now = std::move(next);
-///       next = tables.start(following);
-///       const at::Tensor pooled = tables.wait(now);
-///       tables.gather(next);                             // what it sends arrives while the dense part runs
+///     TableStep step = tables.start(batch, micro_batch, micro_batches);  // ids to the ranks that hold their rows
+///     tables.begin(step);                          // they are there, and the rows in the fast tier
+///     tables.gather(step, 0);                      // rows pooled where they are, group by group, and sent back
+///     for (int64_t m = 0; m < micro_batches; ++m) {
+///       const at::Tensor pooled = tables.wait(step, m);
+///       if (m + 1 < micro_batches) tables.gather(step, m + 1);
 ///       ... forward and backward of pooled ...
-///       tables.add_gradient(std::move(now), gradient);   // sent to where the rows are
+///       tables.add_gradient(step, m, gradient);    // sent to where the rows are
 ///     }
-///     tables.update();
+///     tables.update(step);
 ///
 /// All ranks make the same calls in the same order, also with no samples of their own. An update merges the gradients
 /// of all micro-batches of all ranks in the order (rank, micro-batch): the order of the samples of the whole batch,
@@ -60,27 +57,35 @@ struct TableContents {
 class DistributedTables {
  public:
   /// All ranks together, with the same spec and plan; plan.ranks is the group's size. `group` is used by these tables
-  /// alone.
-  DistributedTables(PackSpec spec, EmbeddingPlan plan, std::shared_ptr<Group> group, Payloads payloads = {});
+  /// alone. With `tiers`, its memory_bytes and step_rows are this rank's, and the memory is shared out over the packs
+  /// by their bytes.
+  DistributedTables(PackSpec spec, EmbeddingPlan plan, std::shared_ptr<Group> group, Payloads payloads = {},
+                    const std::optional<TierOptions>& tiers = {});
 
   const PackSpec& spec() const { return spec_; }
   const EmbeddingPlan& plan() const { return plan_; }
   int64_t columns() const { return columns_; }
 
-  /// `batch` has all features. Throws UserError as check_jagged, on the rank whose batch it is.
-  Lookup start(const Jagged& batch);
-  void gather(Lookup& lookup);
+  /// `batch` has all features; micro-batch m is samples [m * micro_batch, (m + 1) * micro_batch) of it, as far as there
+  /// are any. `micro_batch` and `micro_batches` are the same on all ranks. Throws UserError as check_jagged, on the
+  /// rank whose batch it is. A step may start within the one before.
+  TableStep start(const Jagged& batch, int64_t micro_batch, int64_t micro_batches);
+  /// Between `start` and `begin`, within the step before: the slow tier begins to read what it will need.
+  void prefetch(TableStep& step);
+  /// After the step before has ended.
+  void begin(TableStep& step);
+  void gather(TableStep& step, int64_t micro_batch);
   /// (samples, columns) float32: the features side by side in their order.
-  at::Tensor wait(Lookup& lookup);
-  /// All three stages.
-  at::Tensor lookup(const Jagged& batch);
+  at::Tensor wait(TableStep& step, int64_t micro_batch);
+  /// The gradient of what `wait` gave, float32; it must stay as it is until the step ends.
+  void add_gradient(TableStep& step, int64_t micro_batch, const at::Tensor& gradient);
+  /// Ends the step: one step of the optimizer with its gradients.
+  void update(TableStep& step);
+  /// Ends it without.
+  void discard(TableStep& step);
 
-  /// The gradient of what `wait` gave, float32; it must stay as it is until `update`.
-  void add_gradient(Lookup lookup, const at::Tensor& gradient);
-  /// One step of the optimizer with all gradients since the last.
-  void update();
-  /// Forgets them instead.
-  void discard();
+  /// The pooled rows of a batch, between steps.
+  at::Tensor lookup(const Jagged& batch);
 
   void set_lr(double lr);
   int64_t steps() const { return steps_; }
@@ -92,18 +97,15 @@ class DistributedTables {
   void write(int64_t table, const TableContents& contents);
 
   Group::Traffic traffic() const { return group_->all_to_all_traffic(); }
+  /// This rank's, sums over the packs; none without tiers.
+  std::optional<TierCounters> tier_counters() const;
 
  private:
-  struct PendingGradient {
-    size_t pack;
-    std::vector<Jagged> received;
-    Exchange::Pending elements;
-  };
-
-  void gather_group(Lookup& lookup, int64_t group);
-  void collect();
-  ShardedPack& pack_of(int64_t table) { return packs_[pack_of_[static_cast<size_t>(table)]]; }
-  const ShardedPack& pack_of(int64_t table) const { return packs_[pack_of_[static_cast<size_t>(table)]]; }
+  void receive(TableStep& step);
+  void gather_group(TableStep& step, int64_t micro_batch, int64_t group);
+  void end(TableStep& step);
+  ShardedPack& pack_of(int64_t table) { return *packs_[pack_of_[static_cast<size_t>(table)]]; }
+  const ShardedPack& pack_of(int64_t table) const { return *packs_[pack_of_[static_cast<size_t>(table)]]; }
   /// On rank 0 a table's rows of `width` numbers, from what every rank holds of them; `own` is this rank's, undefined
   /// if it has none.
   at::Tensor read_rows(int64_t table, const at::Tensor& own, int64_t width) const;
@@ -114,11 +116,9 @@ class DistributedTables {
   EmbeddingPlan plan_;
   std::shared_ptr<Group> group_;
   std::vector<int64_t> feature_rows_;
-  std::vector<ShardedPack> packs_;
+  std::vector<std::unique_ptr<ShardedPack>> packs_;
   std::vector<size_t> pack_of_;  ///< of each table
   int64_t columns_ = 0, steps_ = 0;
-  std::vector<PendingGradient> pending_;
-  std::vector<std::vector<std::vector<PooledGradient>>> parts_;  ///< of each pack and rank, its micro-batches
 };
 
 }  // namespace dovetail::embedding

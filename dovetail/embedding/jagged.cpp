@@ -102,6 +102,30 @@ Jagged samples_of(const Jagged& batch, int64_t first, int64_t count) {
   return part;
 }
 
+Jagged side_by_side(const std::vector<Jagged>& batches) {
+  if (batches.size() == 1) return batches.front();
+  Jagged all = {.features = batches.front().features};
+  const bool weighted = batches.front().weights.defined();
+  for (const Jagged& batch : batches) all.samples += batch.samples;
+  all.offsets = at::zeros({all.features * all.samples + 1}, at::kLong);
+  auto* next = all.offsets.mutable_data_ptr<int64_t>();
+  std::vector<at::Tensor> values = {batches.front().values.narrow(0, 0, 0)}, weights;
+  if (weighted) weights.push_back(batches.front().weights.narrow(0, 0, 0));
+  for (int64_t f = 0; f < all.features; ++f) {
+    for (const Jagged& batch : batches) {
+      const int64_t* bag = batch.offsets.const_data_ptr<int64_t>() + f * batch.samples;
+      const int64_t ids = bag[batch.samples] - bag[0], before = *next - bag[0];
+      for (int64_t b = 1; b <= batch.samples; ++b) next[b] = bag[b] + before;
+      next += batch.samples;
+      values.push_back(batch.values.narrow(0, bag[0], ids));
+      if (weighted) weights.push_back(batch.weights.narrow(0, bag[0], ids));
+    }
+  }
+  all.values = at::cat(values);
+  if (weighted) all.weights = at::cat(weights);
+  return all;
+}
+
 Jagged features_of(const Jagged& batch, const std::vector<int64_t>& features) {
   if (static_cast<int64_t>(features.size()) == batch.features) return batch;
   const auto count = static_cast<int64_t>(features.size());

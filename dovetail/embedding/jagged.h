@@ -25,6 +25,9 @@ void check_jagged(const Jagged& batch, at::ArrayRef<int64_t> rows);
 /// Samples [first, first + count) of a batch: a micro-batch of its own.
 Jagged samples_of(const Jagged& batch, int64_t first, int64_t count);
 
+/// The samples of batches of the same features, one batch after another.
+Jagged side_by_side(const std::vector<Jagged>& batches);
+
 /// The features of a batch by their numbers, ascending.
 Jagged features_of(const Jagged& batch, const std::vector<int64_t>& features);
 

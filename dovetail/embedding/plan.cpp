@@ -152,14 +152,6 @@ void group_packs(EmbeddingPlan& plan) {
   std::ranges::stable_sort(plan.packs, {}, &PlannedPack::group);
 }
 
-int64_t bytes_on(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank) {
-  std::vector<int64_t> features;
-  const PackSpec local = local_spec(spec, plan, pack, rank, features);
-  int64_t bytes = 0;
-  for (size_t t = 0; t < local.tables.size(); ++t) bytes += bytes_of(local, static_cast<int64_t>(t));
-  return bytes;
-}
-
 }  // namespace
 
 std::string_view name(Sharding sharding) { return kShardings[static_cast<size_t>(sharding)]; }
@@ -237,6 +229,14 @@ PackSpec local_spec(const PackSpec& spec, const EmbeddingPlan& plan, const Plann
     local.feature_table.push_back(found->second);
   }
   return local;
+}
+
+int64_t bytes_on(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank) {
+  std::vector<int64_t> features;
+  const PackSpec local = local_spec(spec, plan, pack, rank, features);
+  int64_t bytes = 0;
+  for (size_t t = 0; t < local.tables.size(); ++t) bytes += bytes_of(local, static_cast<int64_t>(t));
+  return bytes;
 }
 
 std::string print(const PackSpec& spec, const EmbeddingPlan& plan) {

@@ -79,6 +79,9 @@ TableSpec local_table(const PackSpec& spec, const EmbeddingPlan& plan, int64_t t
 PackSpec local_spec(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank,
                     std::vector<int64_t>& features);
 
+/// Bytes of rows and state that `rank` holds of a pack.
+int64_t bytes_on(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank);
+
 /// A table for the terminal: a line for each pack, with its tables, sharding, group, share of the volume and bytes on
 /// each rank.
 std::string print(const PackSpec& spec, const EmbeddingPlan& plan);

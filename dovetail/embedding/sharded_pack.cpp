@@ -54,13 +54,17 @@ at::Tensor encode_rows(const at::Tensor& rows, Payload payload) { return encode(
 }  // namespace
 
 ShardedPack::ShardedPack(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank,
-                         const Payloads& payloads)
+                         const Payloads& payloads, const std::optional<TierOptions>& tiers)
     : sharding_(pack.sharding),
       ranks_(plan.ranks),
       rank_(rank),
       payloads_(payloads),
-      features_(embedding::features_of(spec, pack)),
-      tables_(rank_spec(spec, plan, pack, rank)) {
+      features_(embedding::features_of(spec, pack)) {
+  if (tiers) {
+    tiers_.emplace(rank_spec(spec, plan, pack, rank), *tiers);
+  } else {
+    packed_.emplace(rank_spec(spec, plan, pack, rank));
+  }
   const std::vector<int64_t> columns = whole_columns(spec);
   for (const int64_t f : features_) {
     const int64_t t = spec.feature_table[static_cast<size_t>(f)];
@@ -80,6 +84,41 @@ ShardedPack::ShardedPack(const PackSpec& spec, const EmbeddingPlan& plan, const 
 int64_t ShardedPack::local_table(int64_t table) const {
   const auto found = std::ranges::find(whole_tables_, table);
   return found == whole_tables_.end() ? -1 : found - whole_tables_.begin();
+}
+
+int64_t ShardedPack::rows(int64_t local) const {
+  return (tiers_ ? tiers_->spec() : packed_->spec()).tables[static_cast<size_t>(local)].rows;
+}
+
+TableContents ShardedPack::read(int64_t local) const {
+  if (!tiers_) return {.weight = packed_->weight(local), .state = packed_->packed_state(local)};
+  auto [weight, state] = tiers_->rows(local, 0, rows(local));
+  return {.weight = std::move(weight), .state = std::move(state)};
+}
+
+void ShardedPack::write(int64_t local, const TableContents& contents) {
+  if (contents.weight.size(0) == 0) return;  // fewer rows than ranks
+  if (tiers_) return tiers_->set_rows(local, 0, contents.weight, contents.state);
+  packed_->weight(local).copy_(contents.weight);
+  packed_->packed_state(local).copy_(contents.state);
+}
+
+void ShardedPack::begin(std::vector<Jagged>& received) {
+  if (!tiers_) return;
+  const Jagged slots = tiers_->begin(side_by_side(received));
+  int64_t first = 0;
+  for (Jagged& batch : received) {
+    batch = samples_of(slots, first, batch.samples);
+    first += batch.samples;
+  }
+}
+
+void ShardedPack::prefetch(const std::vector<Jagged>& received) const {
+  if (tiers_) tiers_->prefetch(side_by_side(received));
+}
+
+void ShardedPack::end() {
+  if (tiers_) tiers_->end();
 }
 
 ShardedPack::Part ShardedPack::make_part(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack,
@@ -207,11 +246,11 @@ Message ShardedPack::pool_received(const std::vector<Jagged>& received) const {
   Message message;
   int64_t samples = 0;
   for (const Jagged& batch : received) samples += batch.samples;
-  const at::Tensor y = allocate(samples * tables_.columns()).view({samples, tables_.columns()});
-  const int64_t width = elements_of_row(payloads_.forward, tables_.columns());
+  const at::Tensor y = allocate(samples * tables().columns()).view({samples, tables().columns()});
+  const int64_t width = elements_of_row(payloads_.forward, tables().columns());
   int64_t first = 0;
   for (const Jagged& batch : received) {
-    pool_into(tables_, batch, y.narrow(0, first, batch.samples));
+    pool_into(tables(), batch, y.narrow(0, first, batch.samples));
     first += batch.samples;
     message.counts.push_back(batch.samples * width);
   }
@@ -243,7 +282,7 @@ void ShardedPack::add_pooled(const at::Tensor& elements, const Jagged& batch, co
 }
 
 void ShardedPack::pool_replica(const Jagged& batch, const at::Tensor& y) const {
-  const at::Tensor rows = pool(tables_, batch);
+  const at::Tensor rows = pool(tables(), batch);
   for (const Run& run : parts_[static_cast<size_t>(rank_)].runs)
     y.narrow(1, run.whole, run.width).copy_(rows.narrow(1, run.own, run.width));
 }
@@ -283,7 +322,7 @@ Message ShardedPack::write_gradient(const Jagged& batch, const at::Tensor& gradi
 std::vector<int64_t> ShardedPack::gradient_counts(const std::vector<Jagged>& received) const {
   std::vector<int64_t> counts;
   for (const Jagged& batch : received)
-    counts.push_back(batch.samples * elements_of_row(payloads_.backward, tables_.columns()));
+    counts.push_back(batch.samples * elements_of_row(payloads_.backward, tables().columns()));
   return counts;
 }
 
@@ -294,7 +333,7 @@ std::vector<PooledGradient> ShardedPack::read_gradients(const at::Tensor& elemen
   for (size_t r = 0; r < received.size(); ++r)
     gradients.push_back(
         {.batch = received[r],
-         .gradient = decode_rows(of_ranks[r], payloads_.backward, received[r].samples, tables_.columns())});
+         .gradient = decode_rows(of_ranks[r], payloads_.backward, received[r].samples, tables().columns())});
   return gradients;
 }
 

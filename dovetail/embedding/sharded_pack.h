@@ -3,11 +3,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "dovetail/comm/all_to_all.h"
 #include "dovetail/embedding/lookup.h"
 #include "dovetail/embedding/plan.h"
+#include "dovetail/embedding/tiered.h"
 
 namespace dovetail::embedding {
 
@@ -17,20 +19,39 @@ struct Message {
   std::vector<int64_t> counts;
 };
 
+/// All of a table, or a rank's part of it: rows (rows, dim) and state (rows, state_per_row) float32.
+struct TableContents {
+  at::Tensor weight, state;
+};
+
 /// One pack of a plan on one rank: its part of the tables, and the messages of a lookup and its gradient, written and
 /// read. Communication itself is not here. Jagged batches that are passed in are the pack's own features; y and
 /// gradient (samples, columns of the whole collection) float32.
 class ShardedPack {
  public:
+  /// With `tiers` for tables that are not in memory as a whole.
   ShardedPack(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank,
-              const Payloads& payloads);
+              const Payloads& payloads, const std::optional<TierOptions>& tiers = {});
 
   /// Numbers in the whole collection.
   const std::vector<int64_t>& features() const { return features_; }
-  PackedTables& tables() { return tables_; }
-  const PackedTables& tables() const { return tables_; }
+  /// What is looked up and updated: the tables, or the fast tier of them.
+  PackedTables& tables() { return tiers_ ? tiers_->fast() : *packed_; }
+  const PackedTables& tables() const { return tiers_ ? tiers_->fast() : *packed_; }
+  const TieredTables* tiers() const { return tiers_ ? &*tiers_ : nullptr; }  ///< or null
   /// The rank's number of a table, or -1.
   int64_t local_table(int64_t table) const;
+
+  /// The rank's part of its table `local`, a view where there are no tiers. Between steps.
+  TableContents read(int64_t local) const;
+  void write(int64_t local, const TableContents& contents);
+  int64_t rows(int64_t local) const;
+
+  /// A step begins: the rows that `received` has for ids come into the fast tier, and become its slots. Without tiers
+  /// nothing happens.
+  void begin(std::vector<Jagged>& received);
+  void prefetch(const std::vector<Jagged>& received) const;
+  void end();
 
   bool alone() const { return ranks_ == 1; }  ///< no messages at all: pool_into y and update from the gradient
   /// Whether pooled rows come from other ranks.
@@ -85,7 +106,8 @@ class ShardedPack {
   std::vector<int64_t> feature_rank_;                  ///< kTableWise
   std::vector<int64_t> feature_column_, feature_dim_;  ///< in the whole output
   std::vector<bool> mean_by_samples_;                  ///< features whose sums become means where they are put together
-  PackedTables tables_;
+  std::optional<PackedTables> packed_;                 ///< or `tiers_`
+  std::optional<TieredTables> tiers_;
   std::vector<Part> parts_;
 };
 

@@ -78,8 +78,8 @@ struct FeatureLayout {
 /// The rows of all tables of a pack in one storage, their optimizer's state in another; float32, on the CPU. A table's
 /// rows follow one another, dim elements each; tables begin at a cache line.
 ///
-/// Initial values are those of initial_rows; state begins at zero. kUnset leaves both undefined, for rows that are moved
-/// in from elsewhere.
+/// Initial values are those of initial_rows; state begins at zero. kUnset leaves both undefined, for rows that are
+/// moved in from elsewhere.
 class PackedTables {
  public:
   enum class Initial { kDrawn, kUnset };

@@ -241,19 +241,31 @@ void TieredTables::flush() {
   }
 }
 
+TierCounters& TierCounters::operator+=(const TierCounters& other) {
+  hits += other.hits;
+  misses += other.misses;
+  rows_read += other.rows_read;
+  rows_written += other.rows_written;
+  bytes_read += other.bytes_read;
+  bytes_written += other.bytes_written;
+  rows_initialized += other.rows_initialized;
+  counted += other.counted;
+  counted_hot += other.counted_hot;
+  return *this;
+}
+
 TierCounters TieredTables::counters() const {
   TierCounters sum;
-  for (const auto& table : tables_) {
-    sum.hits += table->cache.hits();
-    sum.misses += table->cache.misses();
-    sum.rows_read += table->slow.rows_read();
-    sum.rows_written += table->slow.rows_written();
-    sum.bytes_read += table->slow.rows_read() * table->slow.record_bytes();
-    sum.bytes_written += table->slow.rows_written() * table->slow.record_bytes();
-    sum.rows_initialized += table->slow.rows_initialized();
-    sum.counted += table->cache.counted();
-    sum.counted_hot += table->cache.counted_hot();
-  }
+  for (const auto& table : tables_)
+    sum += {.hits = table->cache.hits(),
+            .misses = table->cache.misses(),
+            .rows_read = table->slow.rows_read(),
+            .rows_written = table->slow.rows_written(),
+            .bytes_read = table->slow.rows_read() * table->slow.record_bytes(),
+            .bytes_written = table->slow.rows_written() * table->slow.record_bytes(),
+            .rows_initialized = table->slow.rows_initialized(),
+            .counted = table->cache.counted(),
+            .counted_hot = table->cache.counted_hot()};
   return sum;
 }
 

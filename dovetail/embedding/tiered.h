@@ -36,6 +36,7 @@ struct TierCounters {
   /// fast tier holds. Their ratio is the ideal hit rate of the measured distribution. 0 before, and of other policies.
   int64_t counted = 0, counted_hot = 0;
 
+  TierCounters& operator+=(const TierCounters& other);
   double hit_rate() const {
     return hits + misses == 0 ? 0 : static_cast<double>(hits) / static_cast<double>(hits + misses);
   }

@@ -110,6 +110,19 @@ void check_embedding(const EmbeddingSection& embedding) {
   only("momentum", embedding.momentum != none.momentum, {"momentum"});
   only("betas", embedding.betas != none.betas, {"adam"});
   only("eps", embedding.eps != none.eps, {"adagrad", "rowwise_adagrad", "adam"});
+  const auto only_tiers = [&](const char* key, bool given) {
+    user_check(!given || embedding.memory_bytes > 0,
+               "embedding.{} does nothing with embedding.memory_bytes = 0, where all rows are in memory; leave it out",
+               key);
+  };
+  only_tiers("policy", embedding.policy != none.policy);
+  only_tiers("warmup_steps", embedding.warmup_steps != none.warmup_steps);
+  only_tiers("refresh_steps", embedding.refresh_steps != none.refresh_steps);
+  only_tiers("step_rows", embedding.step_rows != none.step_rows);
+  const bool counts = embedding.policy == "hot";
+  user_check(counts || (embedding.warmup_steps == none.warmup_steps && embedding.refresh_steps == none.refresh_steps),
+             "embedding.warmup_steps and refresh_steps do nothing with embedding.policy = \"{}\"; leave them out",
+             embedding.policy);
   user_check(embedding.betas.size() == 2, "embedding.betas has {} entries, but Adam has two: [beta1, beta2]",
              embedding.betas.size());
 }
@@ -259,6 +272,24 @@ void EmbeddingSection::describe(Section& s) {
   s.value("groups", groups,
           "Groups of packs, of which one is gathered while the one before is exchanged; results do not depend on it")
       .range(1, 1024);
+  s.value(
+       "memory_bytes", memory_bytes,
+       "Memory of a rank for rows and their state; the rows that are used least are in files of the run's folder. 0: "
+       "all in memory. Results do not depend on it")
+      .unit("bytes")
+      .range(0, 1e15);
+  s.value("policy", policy,
+          "Which rows stay in memory_bytes: hot (the most frequent, counted), lru or lfu (set-associative)")
+      .choices({"hot", "lru", "lfu"});
+  s.value("warmup_steps", warmup_steps, "hot: steps that are counted before rows are chosen")
+      .unit("steps")
+      .range(1, kManySteps);
+  s.value("refresh_steps", refresh_steps, "hot: steps between choices; 0: chosen once")
+      .unit("steps")
+      .range(0, kManySteps);
+  s.value("step_rows", step_rows,
+          "Most distinct rows of a table that one step brings in from the disk; 0: twice what the first batch has")
+      .range(0, 1e12);
 }
 
 void ScheduleSection::describe(Section& s) {

@@ -127,6 +127,9 @@ struct EmbeddingSection {
   std::string exchange = "fp32";  ///< of pooled rows and their gradients between ranks: fp32 | bf16 | mxfp8
   bool packing = true;
   int64_t groups = 1;
+  int64_t memory_bytes = 0;  ///< of a rank for rows and state, the others on the disk; 0: all in memory
+  std::string policy = "hot";
+  int64_t warmup_steps = 100, refresh_steps = 1000, step_rows = 0;
   void describe(Section& s);
 };
 

@@ -34,6 +34,7 @@ struct StepTimings {
   double tokens_per_s = 0;                      ///< or samples, all ranks
   bool samples = false;                         ///< as StepMetrics'
   double utilization = 0;                       ///< model FLOP/s over the measured peak, 0 to 1; written where not 0
+  std::optional<double> hit_rate;               ///< accesses of rows that were in embedding.memory_bytes, on rank 0
   uint64_t memory_bytes = 0;                    ///< resident; on a GPU those given out by its allocator
 };
 

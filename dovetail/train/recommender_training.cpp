@@ -11,6 +11,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/log.h"
+#include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/adamw.h"
 #include "dovetail/ops/dispatch.h"
@@ -26,7 +27,7 @@ std::string weight_name(const embedding::TableSpec& table) { return fmt::format(
 std::string state_name(const embedding::TableSpec& table) { return fmt::format("{}{}.state", kTables, table.name); }
 
 /// The ids of a batch as the tables take them: with a wide part each feature's ids once more, for its second table.
-embedding::Jagged lookups(const RowBatch& batch, int64_t features, bool wide) {
+embedding::Jagged embedding_ids(const RowBatch& batch, int64_t features, bool wide) {
   embedding::Jagged jagged{.values = batch.values,
                            .offsets = batch.offsets,
                            .weights = batch.weights,
@@ -87,6 +88,23 @@ embedding::OptimizerSpec optimizer_spec(const EmbeddingSection& config) {
           .weight_decay = config.weight_decay};
 }
 
+/// Nothing where all rows are in memory.
+std::optional<embedding::TierOptions> tier_options(const RunConfig& config, const embedding::PackSpec& spec,
+                                                   const embedding::EmbeddingPlan& plan) {
+  const EmbeddingSection& section = config.embedding;
+  if (section.memory_bytes == 0) return std::nullopt;
+  double most_ids = 1;
+  for (size_t t = 0; t < spec.tables.size(); ++t)
+    most_ids = std::max(most_ids, plan.tables[t].volume / static_cast<double>(spec.tables[t].dim));
+  const auto twice = static_cast<int64_t>(2 * most_ids * static_cast<double>(config.train.batch));
+  return embedding::TierOptions{.policy = embedding::parse_tier_policy(section.policy),
+                                .memory_bytes = section.memory_bytes,
+                                .step_rows = section.step_rows > 0 ? section.step_rows : twice,
+                                .warmup_steps = section.warmup_steps,
+                                .refresh_steps = section.refresh_steps,
+                                .folder = config.folder()};
+}
+
 }  // namespace
 
 RecommenderInputs recommender_inputs(const RunConfig& config) {
@@ -125,7 +143,8 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
   const embedding::PackSpec spec = table_specs(config);
   const embedding::EmbeddingPlan plan = plan_tables(spec);
   const Payload payload = parse_payload(config.embedding.exchange);
-  tables_.emplace(spec, plan, group_->split({ranks_of(*group_)}), Payloads{.forward = payload, .backward = payload});
+  tables_.emplace(spec, plan, group_->split({ranks_of(*group_)}), Payloads{.forward = payload, .backward = payload},
+                  tier_options(config, spec, plan));
   optimizer_.emplace(*model_, config.optimizer);
   optimizer_->bind(*model_);
   if (resumed()) restore_from(tensors);
@@ -140,7 +159,7 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
 
 embedding::EmbeddingPlan RecommenderTraining::plan_tables(const embedding::PackSpec& spec) {
   const RowBatch batch = loader_->step(state_.step);
-  const embedding::Jagged ids = lookups(batch, model_->inputs().sparse, has_wide_part(config().recommender));
+  const embedding::Jagged ids = embedding_ids(batch, model_->inputs().sparse, has_wide_part(config().recommender));
   std::vector<double> counts = {static_cast<double>(ids.samples)};
   for (int64_t f = 0; f < ids.features; ++f) {
     const at::Tensor ends = ids.offsets.narrow(0, f * ids.samples, ids.samples + 1);
@@ -154,31 +173,43 @@ embedding::EmbeddingPlan RecommenderTraining::plan_tables(const embedding::PackS
   return embedding::make_plan(spec, options);
 }
 
+RecommenderTraining::Lookups RecommenderTraining::start_lookups(int64_t step) {
+  Lookups lookups{.step = step, .batch = loader_->step(step)};
+  const embedding::Jagged ids =
+      embedding_ids(lookups.batch, model_->inputs().sparse, has_wide_part(config().recommender));
+  const int64_t parts = (run_.most_samples + run_.micro_batch - 1) / run_.micro_batch;
+  lookups.tables = tables_->start(ids, run_.micro_batch, parts);
+  return lookups;
+}
+
 StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) {
   const double begin_s = now_seconds();
-  const RowBatch batch = loader_->step(number - 1);
+  Lookups now = ahead_ && ahead_->step == number - 1 ? std::move(*ahead_) : start_lookups(number - 1);
+  ahead_.reset();
   timings.data_ms = 1e3 * (now_seconds() - begin_s);
-  const embedding::Jagged all = lookups(batch, model_->inputs().sparse, has_wide_part(config().recommender));
-  const auto part = [&](int64_t first) {
-    const int64_t begin = std::min(first, all.samples);
-    return embedding::samples_of(all, begin, std::min(run_.micro_batch, all.samples - begin));
-  };
+  const RowBatch& batch = now.batch;
+  embedding::TableStep& step = now.tables;
+  const int64_t parts = step.micro_batches();
   double loss = 0;
   reducer_->begin();
-  embedding::Lookup next = tables_->start(part(0));
-  tables_->gather(next);
-  for (int64_t first = 0; first < run_.most_samples; first += run_.micro_batch) {
-    embedding::Lookup now = std::move(next);
-    const bool last = first + run_.micro_batch >= run_.most_samples;
-    if (!last) next = tables_->start(part(first + run_.micro_batch));
-    const at::Tensor pooled = tables_->wait(now);
-    if (!last) tables_->gather(next);
+  tables_->begin(step);
+  tables_->gather(step, 0);
+  if (number < config().train.steps) ahead_.emplace(start_lookups(number));
+  for (int64_t m = 0; m < parts; ++m) {
+    const at::Tensor pooled = tables_->wait(step, m);
+    if (m + 1 < parts) tables_->gather(step, m + 1);
     at::Tensor gradient;
-    loss += run_dense(batch, first, pooled, gradient, last);
-    tables_->add_gradient(std::move(now), gradient);
+    loss += run_dense(batch, std::min(m * run_.micro_batch, batch.dense.size(0)), pooled, gradient, m + 1 == parts);
+    tables_->add_gradient(step, m, gradient);
+    if (m == 0 && ahead_) tables_->prefetch(ahead_->tables);
   }
   reducer_->finish();
   timings.communication_ms = 1e3 * reducer_->exposed_s();
+  if (const auto tiers = tables_->tier_counters()) {
+    const int64_t hits = tiers->hits - tiers_before_.hits, misses = tiers->misses - tiers_before_.misses;
+    timings.hit_rate = static_cast<double>(hits) / static_cast<double>(std::max<int64_t>(1, hits + misses));
+    tiers_before_ = *tiers;
+  }
 
   const TraceSpan span("update");
   const auto weight = static_cast<double>(config().train.batch);
@@ -191,11 +222,11 @@ StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want
                          .stop = sums[1] > 0};
   outcome.skipped = !std::isfinite(outcome.loss) || !std::isfinite(outcome.grad_norm);
   if (outcome.skipped) {
-    tables_->discard();
+    tables_->discard(step);
     return outcome;
   }
   tables_->set_lr(config().embedding.lr * lr / config().optimizer.lr);
-  tables_->update();
+  tables_->update(step);
   const double clip = config().train.clip;
   const bool clipped = clip > 0 && outcome.grad_norm > clip;
   optimizer_->step(*reducer_, lr, (clipped ? clip / outcome.grad_norm : 1.0) / weight);
@@ -251,7 +282,7 @@ Validation RecommenderTraining::evaluate_rows(int64_t rows) {
   for (int64_t first = 0; first < rows; first += config().train.batch) {
     const int64_t count = std::min(rows - first, config().train.batch);
     const RowBatch batch = loader_->validation(first + count * rank / ranks, first + count * (rank + 1) / ranks);
-    const embedding::Jagged ids = lookups(batch, model_->inputs().sparse, has_wide_part(config().recommender));
+    const embedding::Jagged ids = embedding_ids(batch, model_->inputs().sparse, has_wide_part(config().recommender));
     logits.push_back(model_->forward(batch.dense, tables_->lookup(ids)));
     labels.push_back(batch.labels.squeeze(1));
     if (batch.groups.defined()) groups.push_back(batch.groups);
@@ -275,7 +306,15 @@ Validation RecommenderTraining::evaluate_rows(int64_t rows) {
 }
 
 void RecommenderTraining::finish(const RunFolder&, bool quiet) {
-  if (quiet || !state_.last_evaluated) return;
+  if (quiet) return;
+  if (const auto tiers = tables_->tier_counters())
+    log_info(
+        "rows in memory: {:.1f} % of accesses, {:.1f} % if the most frequent rows of the last count were there; {} "
+        "read "
+        "from the disk, {} written",
+        100 * tiers->hit_rate(), 100 * tiers->ideal_hit_rate(), format_bytes(static_cast<double>(tiers->bytes_read)),
+        format_bytes(static_cast<double>(tiers->bytes_written)));
+  if (!state_.last_evaluated) return;
   const Validation& found = *state_.last_evaluated->validation;
   log_info("validation: {} rows, AUC {:.4f}, log loss {:.4f}, normalised entropy {:.4f}, calibration {:.3f}",
            found.tokens, found.ranking->auc, found.loss, found.ranking->normalized_entropy, found.ranking->calibration);

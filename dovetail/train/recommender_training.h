@@ -38,6 +38,14 @@ class RecommenderTraining : public TrainingLoop {
   std::map<std::string, at::Tensor> checkpoint_tensors() override;
   nlohmann::json checkpoint_state() const override;
 
+  /// Rows of a step, counted from 0, and their ids on their way to the tables.
+  struct Lookups {
+    int64_t step;
+    RowBatch batch;
+    embedding::TableStep tables;
+  };
+
+  Lookups start_lookups(int64_t step);
   /// The plan for the ids that a sample of this data has.
   embedding::EmbeddingPlan plan_tables(const embedding::PackSpec& spec);
   void restore_from(const std::map<std::string, at::Tensor>& tensors);
@@ -51,6 +59,8 @@ class RecommenderTraining : public TrainingLoop {
   std::optional<Optimizer> optimizer_;
   std::optional<GradientReducer> reducer_;
   std::optional<RowLoader> loader_;
+  embedding::TierCounters tiers_before_;     ///< of this rank, up to the last step
+  std::optional<Lookups> ahead_;             ///< of the next step
   std::vector<RankingMetrics> validations_;  ///< of this process
 };
 

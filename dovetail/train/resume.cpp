@@ -71,11 +71,11 @@ bool mixes_the_data(std::string_view key) {
 }
 
 bool changes_the_rest(std::string_view key) {
-  const bool lies_elsewhere = key == "embedding.sharding" || key == "embedding.packing" || key == "embedding.groups";
-  return (starts_with_any(key, {"optimizer.", "schedule.", "embedding.", "parallel.dispatch", "parallel.combine"}) &&
-          !lies_elsewhere) ||
-         key == "recommender.grain" || key == "train.steps" || key == "train.clip" || key == "train.micro_batch" ||
-         key == "train.checkpoint_activations";
+  constexpr std::string_view kOfRows[] = {"embedding.lr",  "embedding.momentum",     "embedding.betas",
+                                          "embedding.eps", "embedding.weight_decay", "embedding.exchange"};
+  return starts_with_any(key, {"optimizer.", "schedule.", "parallel.dispatch", "parallel.combine"}) ||
+         std::ranges::find(kOfRows, key) != std::end(kOfRows) || key == "recommender.grain" || key == "train.steps" ||
+         key == "train.clip" || key == "train.micro_batch" || key == "train.checkpoint_activations";
 }
 
 }  // namespace

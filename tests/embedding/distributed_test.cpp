@@ -86,20 +86,20 @@ Trained train_packed(const Layout& layout) {
 }
 
 /// Two micro-batches are under way at a time, as in training.
-at::Tensor step_on_rank(DistributedTables& tables, const Jagged& batch, const at::Tensor& gradient, int64_t parts) {
-  const auto part_begin = [&](int64_t i) { return batch.samples * i / parts; };
-  const auto part = [&](int64_t i) { return samples_of(batch, part_begin(i), part_begin(i + 1) - part_begin(i)); };
+at::Tensor step_on_rank(DistributedTables& tables, const Jagged& batch, const at::Tensor& gradient, int64_t parts,
+                        int64_t most_samples) {
+  const int64_t size = (most_samples + parts - 1) / parts;
   std::vector<at::Tensor> pooled;
-  Lookup next = tables.start(part(0));
-  tables.gather(next);
-  for (int64_t i = 0; i < parts; ++i) {
-    Lookup now = std::move(next);
-    if (i + 1 < parts) next = tables.start(part(i + 1));
-    pooled.push_back(tables.wait(now));
-    if (i + 1 < parts) tables.gather(next);
-    tables.add_gradient(std::move(now), gradient.narrow(0, part_begin(i), part_begin(i + 1) - part_begin(i)));
+  TableStep step = tables.start(batch, size, parts);
+  tables.begin(step);
+  tables.gather(step, 0);
+  for (int64_t m = 0; m < parts; ++m) {
+    pooled.push_back(tables.wait(step, m));
+    if (m + 1 < parts) tables.gather(step, m + 1);
+    const int64_t first = std::min(m * size, batch.samples);
+    tables.add_gradient(step, m, gradient.narrow(0, first, std::min(size, batch.samples - first)));
   }
-  tables.update();
+  tables.update(step);
   return at::cat(pooled);
 }
 
@@ -117,7 +117,8 @@ Trained train_distributed(const Layout& layout) {
       const Jagged batch = batch_of(shapes, layout, step);
       const at::Tensor gradient = gradient_of(batch.samples, tables.columns(), step).narrow(0, first, count);
       pooled[step - 1][static_cast<size_t>(group->rank())] =
-          step_on_rank(tables, samples_of(batch, first, count), gradient, layout.micro_batches);
+          step_on_rank(tables, samples_of(batch, first, count), gradient, layout.micro_batches,
+                       *std::ranges::max_element(layout.samples));
     }
     for (int64_t t = 0; t < 4; ++t) {
       const TableContents contents = tables.read(t);
