@@ -138,20 +138,15 @@ HWY_INLINE Constants constants_of(const Encoder& f) {
           splat(f.max_bits),       splat(f.magic),         hn::Load(BitsTag(), steps)};
 }
 
-/// An Encoder with its vectors, made once for many loops.
-struct VectorEncoder : Encoder {
-  explicit VectorEncoder(const ElementSpec& spec) : Encoder(spec), constants(constants_of(*this)) {}
-  Constants constants;
-};
-
 struct Energies {
   FloatVector signal, error;  ///< in units of the block's scale
 };
 
 /// How `encode` finds 2^(e + shift): by arithmetic; so too where numbers beyond the largest may come and are clamped;
 /// or in a table of 16 exponents, which AVX-512 looks up in one instruction, with the exponent's part of the code in
-/// it. kRandom: `encode_at_random` instead, which clamps too.
-enum class Path { kPlain, kClamp, kTable, kRandom };
+/// it. kWords: the same, but for packs of bfloat16 that `encode_words` can do. kRandom: `encode_at_random` instead,
+/// which clamps too.
+enum class Path { kPlain, kClamp, kTable, kWords, kRandom };
 
 HWY_INLINE bool fits_table(const ElementSpec& spec) {
   return HWY_TARGET == HWY_AVX3 && spec.max_exponent - spec.min_exponent < 16;
@@ -259,6 +254,8 @@ class Sink {
     store_codes(bytes, stream_, to);
     least_ = hn::Min(least_, kTwosComplement ? bytes : hn::And(bytes, mask_));
   }
+  /// Codes of which none is zero but for a zero.
+  HWY_INLINE void put_bytes(ByteVector codes, uint8_t* to) { store_codes(codes, stream_, to); }
   HWY_INLINE bool has_zero() const { return !hn::AllTrue(ByteTag(), hn::Ne(least_, hn::Zero(ByteTag()))); }
 
  private:
@@ -298,48 +295,51 @@ HWY_INLINE void prefetch_pack(const T* x) {
     hwy::Prefetch(reinterpret_cast<const char*>(x) + byte);
 }
 
+/// The integers as wide as T, in which magnitudes are compared.
+template <class T>
+using MagnitudeTag = hn::Repartition<std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>, BitsTag>;
+template <class T>
+using MagnitudeVector = hn::Vec<MagnitudeTag<T>>;
+
 /// Largest magnitudes of a block's lanes, as bits of the input type.
-HWY_INLINE BitsVector lane_maxima(const float* x) {
-  const BitsVector mask = splat(bits::kMagnitude);
-  BitsVector most = hn::And(load_bits(x), mask);
-  for (int64_t i = kLanes; i < kBlock; i += kLanes) most = hn::Max(most, hn::And(load_bits(x + i), mask));
+template <class T>
+HWY_INLINE MagnitudeVector<T> lane_maxima(const T* x) {
+  const MagnitudeTag<T> d;
+  using U = hn::TFromD<MagnitudeTag<T>>;
+  constexpr int64_t kStep = static_cast<int64_t>(hn::MaxLanes(MagnitudeTag<T>()));
+  const auto mask = hn::Set(d, static_cast<U>(static_cast<U>(~U{0}) >> 1));
+  const auto* from = reinterpret_cast<const U*>(x);
+  auto most = hn::And(hn::LoadU(d, from), mask);
+  for (int64_t i = kStep; i < kBlock; i += kStep) most = hn::Max(most, hn::And(hn::LoadU(d, from + i), mask));
   return most;
 }
-template <class T>
-HWY_INLINE BitsVector lane_maxima(const T* x) {
-  const hn::Repartition<uint16_t, BitsTag> d;
-  const auto mask = hn::Set(d, 0x7fff);
-  const auto* from = reinterpret_cast<const uint16_t*>(x);
-  auto most = hn::And(hn::LoadU(d, from), mask);
-  for (int64_t i = 2 * kLanes; i < kBlock; i += 2 * kLanes) most = hn::Max(most, hn::And(hn::LoadU(d, from + i), mask));
-  const BitsVector pairs = hn::BitCast(BitsTag(), most);
-  return hn::Max(hn::And(pairs, splat(0xffff)), hn::ShiftRight<16>(pairs));
-}
 
-/// The maxima of v's 128-bit parts, stored as four numbers.
+/// The maxima of v's 128-bit parts, stored as four numbers of 32 bits.
 template <class D>
 HWY_INLINE void store_maximum_of_parts(D d, hn::Vec<D> v, uint32_t* to) {
-  if constexpr (hn::MaxLanes(D()) == 4) {
-    hn::StoreU(v, d, to);
-  } else {
+  if constexpr (hn::MaxLanes(D()) * sizeof(hn::TFromD<D>) > 16) {
     const hn::Half<D> half;
     store_maximum_of_parts(half, hn::Max(hn::LowerHalf(half, v), hn::UpperHalf(half, v)), to);
+  } else {
+    const hn::Repartition<uint32_t, D> d32;
+    const auto words = hn::BitCast(d32, v);
+    if constexpr (sizeof(hn::TFromD<D>) == 4) return hn::StoreU(words, d32, to);
+    hn::StoreU(hn::Max(hn::And(words, hn::Set(d32, 0xffff)), hn::ShiftRight<16>(words)), d32, to);
   }
 }
 
 /// amax[0 .. 4) of four blocks that follow one another.
 template <class T>
 HWY_INLINE void four_block_maxima(const T* x, uint32_t* amax) {
-  const BitsTag d;
-  const hn::Repartition<uint64_t, BitsTag> pairs;
-  const auto fold = [d](BitsVector a, BitsVector b) {
-    return hn::Max(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+  const MagnitudeTag<T> d;
+  const auto fold = [d](auto pieces, MagnitudeVector<T> a, MagnitudeVector<T> b) {
+    const auto left = hn::BitCast(pieces, a), right = hn::BitCast(pieces, b);
+    return hn::Max(hn::BitCast(d, hn::InterleaveLower(pieces, left, right)),
+                   hn::BitCast(d, hn::InterleaveUpper(pieces, left, right)));
   };
-  const auto ab = hn::BitCast(pairs, fold(lane_maxima(x), lane_maxima(x + kBlock)));
-  const auto cd = hn::BitCast(pairs, fold(lane_maxima(x + 2 * kBlock), lane_maxima(x + 3 * kBlock)));
-  const BitsVector low = hn::BitCast(d, hn::InterleaveLower(pairs, ab, cd));
-  const BitsVector high = hn::BitCast(d, hn::InterleaveUpper(pairs, ab, cd));
-  store_maximum_of_parts(d, hn::Max(low, high), amax);
+  const auto ab = fold(BitsTag(), lane_maxima(x), lane_maxima(x + kBlock));
+  const auto cd = fold(BitsTag(), lane_maxima(x + 2 * kBlock), lane_maxima(x + 3 * kBlock));
+  store_maximum_of_parts(d, fold(hn::Repartition<uint64_t, BitsTag>(), ab, cd), amax);
 }
 
 HWY_INLINE float sum_lanes(FloatVector v) { return hn::GetLane(hn::SumOfLanes(FloatTag(), v)); }

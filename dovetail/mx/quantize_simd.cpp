@@ -11,6 +11,7 @@
 
 #include "dovetail/base/parallel.h"
 #include "dovetail/base/rng.h"
+#include "dovetail/mx/bfloat16_inl.h"
 #include "dovetail/mx/quantize_inl.h"
 #include "dovetail/mx/quantize_simd.h"
 #include "dovetail/mx/random_inl.h"
@@ -28,6 +29,13 @@ void QuantizePiece(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& c
   quantize_piece_exactly(p, piece, counts);
 }
 #else
+
+/// An Encoder with its vectors, made once for many loops.
+struct VectorEncoder : Encoder {
+  explicit VectorEncoder(const ElementSpec& spec) : Encoder(spec), constants(constants_of(*this)), words(spec) {}
+  Constants constants;
+  WordConstants words;
+};
 
 /// Words of stochastic rounding for the elements of a piece, made once for all orientations. A row's begin kWordsMargin
 /// after its memory, so that a call's first word is aligned where the row's is, and go on up to whole groups.
@@ -72,13 +80,18 @@ template <class T, bool kTwosComplement, Path kPath, class Out>
 void encode_row(const QuantizeProblem& p, const VectorEncoder& f, const Scales& s, const T* x, const uint32_t* words,
                 int64_t blocks, const T* next, Out* out, Statistics& statistics) {
   constexpr int kBlockVectors = std::min<int64_t>(kPack, kBlock / kLanes);
+  constexpr Path kVectorPath = kPath == Path::kWords ? Path::kTable : kPath;
   const Constants constants = f.constants;
+  [[maybe_unused]] const RowWords row_words(f.words);
   Energies total = {hn::Zero(FloatTag()), hn::Zero(FloatTag())};
   BitsVector underflows = splat(0);
   Sink<T, Out, kTwosComplement> sink(f, p.stream);
   for (int64_t i = 0; i < blocks * kBlock; i += kPacked) {
     BitsVector packed[kPack];
     prefetch_pack(next + i);
+    if constexpr (kPath == Path::kWords) {
+      if (row_words.encode(s, i / kBlock, x + i, total, sink, out + i)) continue;
+    }
     load_pack(x + i, packed);
     DOVETAIL_UNROLL
     for (int v = 0; v < kPack; v += kBlockVectors) {
@@ -87,8 +100,8 @@ void encode_row(const QuantizeProblem& p, const VectorEncoder& f, const Scales& 
       Energies energies = {hn::Zero(FloatTag()), hn::Zero(FloatTag())};
       DOVETAIL_UNROLL
       for (int j = v; j < v + kBlockVectors; ++j)
-        packed[j] = encode_vector<T, Out, kTwosComplement, kPath>(constants, packed[j], j, words, i, inverse, energies,
-                                                                  underflows);
+        packed[j] = encode_vector<T, Out, kTwosComplement, kVectorPath>(constants, packed[j], j, words, i, inverse,
+                                                                        energies, underflows);
       total.signal = hn::MulAdd(energies.signal, weight, total.signal);
       total.error = hn::MulAdd(energies.error, weight, total.error);
     }
@@ -108,6 +121,10 @@ void encode_row(const QuantizeProblem& p, const VectorEncoder& f, const Scales& 
     return encode_row<T, kTwosComplement, Path::kRandom>(p, f, s, x, words, blocks, next, out, statistics);
   if (s.saturates)
     return encode_row<T, kTwosComplement, Path::kClamp>(p, f, s, x, words, blocks, next, out, statistics);
+  if constexpr (kHasWords<T, Out>) {
+    if (fits_words(p.spec))
+      return encode_row<T, kTwosComplement, Path::kWords>(p, f, s, x, words, blocks, next, out, statistics);
+  }
   if (fits_table(p.spec))
     return encode_row<T, kTwosComplement, Path::kTable>(p, f, s, x, words, blocks, next, out, statistics);
   return encode_row<T, kTwosComplement, Path::kPlain>(p, f, s, x, words, blocks, next, out, statistics);
@@ -197,7 +214,9 @@ struct Tile {
 template <class T, bool kTwosComplement, Path kPath, class Out>
 void encode_tile(const QuantizeProblem& p, const VectorEncoder& f, const Scales& s, Tile<const T> x,
                  const uint32_t* words, int64_t rows, const T* next, Tile<Out> out, Statistics& statistics) {
+  constexpr Path kVectorPath = kPath == Path::kWords ? Path::kTable : kPath;
   const Constants constants = f.constants;
+  [[maybe_unused]] const TileWords tile_words(f.words, s);
   FloatVector inverse[kPack], weight[kPack];
   load_for_pack<T>(s.inverse, inverse);
   load_for_pack<T>(s.weight, weight);
@@ -209,11 +228,14 @@ void encode_tile(const QuantizeProblem& p, const VectorEncoder& f, const Scales&
   for (int64_t row = 0; row < rows; ++row) {
     BitsVector packed[kPack];
     prefetch_pack(next + row * kPacked);
+    if constexpr (kPath == Path::kWords) {
+      if (tile_words.encode(x.data + row * x.stride, energies, sink, out.data + row * out.stride)) continue;
+    }
     load_pack(x.data + row * x.stride, packed);
     DOVETAIL_UNROLL
     for (int v = 0; v < kPack; ++v)
-      packed[v] = encode_vector<T, Out, kTwosComplement, kPath>(constants, packed[v], v, words, row * kWordsStride,
-                                                                inverse[v], energies[v], underflows);
+      packed[v] = encode_vector<T, Out, kTwosComplement, kVectorPath>(
+          constants, packed[v], v, words, row * kWordsStride, inverse[v], energies[v], underflows);
     sink.put(packed, out.data + row * out.stride);
   }
   Energies total = {hn::Zero(FloatTag()), hn::Zero(FloatTag())};
@@ -237,6 +259,10 @@ void encode_tile(const QuantizeProblem& p, const VectorEncoder& f, const Scales&
   if (p.stochastic)
     return encode_tile<T, kTwosComplement, Path::kRandom>(p, f, s, x, words, rows, next, out, statistics);
   if (s.saturates) return encode_tile<T, kTwosComplement, Path::kClamp>(p, f, s, x, words, rows, next, out, statistics);
+  if constexpr (kHasWords<T, Out>) {
+    if (fits_words(p.spec))
+      return encode_tile<T, kTwosComplement, Path::kWords>(p, f, s, x, words, rows, next, out, statistics);
+  }
   if (fits_table(p.spec))
     return encode_tile<T, kTwosComplement, Path::kTable>(p, f, s, x, words, rows, next, out, statistics);
   return encode_tile<T, kTwosComplement, Path::kPlain>(p, f, s, x, words, rows, next, out, statistics);
@@ -259,7 +285,8 @@ void quantize_tile(const QuantizeProblem& p, const VectorEncoder& f, PieceRange 
   Out* out = memory_of<Out>(p.column) + row * p.cols + col;
   if (width == kPacked)
     return encode_tile<T, kTwosComplement>(p, f, s, {x, p.cols}, words, rows, next, Tile<Out>{out, p.cols}, statistics);
-  for (int64_t i = ceil_div(width, kLanes) * kLanes; i < kPacked; ++i) s.byte[i] = 0, s.inverse[i] = s.weight[i] = 0;
+  for (int64_t i = ceil_div(width, kLanes) * kLanes; i < kPacked; ++i)
+    s.byte[i] = s.exponents[i] = 0, s.inverse[i] = s.weight[i] = 0;
   HWY_ALIGN T padded[kBlock * kPacked] = {};
   HWY_ALIGN Out padded_out[kBlock * kPacked];
   for (int64_t i = 0; i < rows; ++i)

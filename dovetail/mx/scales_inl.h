@@ -26,12 +26,14 @@ constexpr int64_t kGroup = 4 * kBlock;               // whole groups of a row go
 constexpr uint32_t kSmallestNormalAmax = 47u << 23;  // 2^-80: below it half of the last place may be subnormal
 constexpr uint32_t kSmallestRandomAmax = 67u << 23;  // 2^-60: below it 2^-32 of the last place may be
 
-/// What the blocks of one group need: for each the scale byte, 2^-X, and 4^(X - largest X), which adds up energies.
+/// What the blocks of one group need: for each the scale byte, 2^-X, and 4^(X - largest X), which adds up energies; and
+/// X as the exponent of a bfloat16, modulo 2^16, twice.
 struct Scales {
   HWY_ALIGN uint32_t amax[kChunkBlocks];  ///< bits of the input type, then of float32
   HWY_ALIGN uint32_t byte[kChunkBlocks];
   HWY_ALIGN float inverse[kChunkBlocks];
   HWY_ALIGN float weight[kChunkBlocks];
+  HWY_ALIGN uint32_t exponents[kChunkBlocks];
   int largest = 0;         ///< byte
   bool saturates = false;  ///< any of the blocks
 };
@@ -89,6 +91,8 @@ bool choose_scales(const QuantizeProblem& p, const Encoder& f, Scales& s, int64_
     const auto twice = hn::ShiftLeft<1>(hn::Sub(byte, hn::Set(di, s.largest)));
     const auto field = hn::Max(hn::Add(twice, hn::Set(di, bits::kExponentBias)), hn::Zero(di));
     hn::Store(hn::BitCast(FloatTag(), hn::ShiftLeft<bits::kFractionBits>(field)), FloatTag(), s.weight + i);
+    const auto exponent = hn::ShiftLeft<7>(hn::Sub(hn::BitCast(d, byte), splat(kScaleBias)));
+    hn::Store(hn::Or(hn::ShiftLeft<16>(exponent), hn::And(exponent, splat(0xffff))), d, s.exponents + i);
     const hn::Rebind<uint8_t, BitsTag> d8;
     if (i + kLanes <= count) {
       hn::StoreU(hn::DemoteTo(d8, byte), d8, scales + i);

@@ -1,0 +1,199 @@
+// Elements of bfloat16 through a format with three mantissa bits in lanes of 16 bits, twice as many as in float32.
+// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through foreach_target.
+#if defined(DOVETAIL_MX_BFLOAT16_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DOVETAIL_MX_BFLOAT16_INL_H_
+#undef DOVETAIL_MX_BFLOAT16_INL_H_
+#else
+#define DOVETAIL_MX_BFLOAT16_INL_H_
+#endif
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+
+#include "dovetail/mx/quantize_inl.h"
+#include "dovetail/mx/scales_inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace dovetail::mx {
+namespace HWY_NAMESPACE {
+#if HWY_TARGET == HWY_AVX3
+
+using WordTag = hn::Repartition<uint16_t, BitsTag>;
+using WordVector = hn::Vec<WordTag>;
+static_assert(hn::MaxLanes(WordTag()) == kBlock, "a vector is a block of a row");
+static_assert(kPack == 4, "two vectors are a pack");
+
+HWY_INLINE WordVector word_splat(uint16_t value) { return hn::Set(WordTag(), value); }
+
+HWY_INLINE WordVector load_words(const BFloat16* x) {
+  return hn::LoadU(WordTag(), reinterpret_cast<const uint16_t*>(x));
+}
+
+/// For loops over bfloat16. The tables go by the five lowest of its fraction's seven bits: the four that are rounded
+/// away, and the last that stays, to which ties are even.
+struct WordConstants {
+  explicit WordConstants(const ElementSpec& spec) {
+    constexpr int kDropped = 4, kUnit = 1 << kDropped, kBit = 1 << 7;
+    const int rebias = 1 - spec.min_exponent - bits::kExponentBias;
+    HWY_ALIGN uint16_t round_table[2 * kUnit], residue_table[2 * kUnit];
+    for (int i = 0; i < 2 * kUnit; ++i) {
+      const int dropped = i % kUnit, odd = i / kUnit;
+      const bool up = 2 * dropped + odd > kUnit;
+      round_table[i] = static_cast<uint16_t>(rebias * kBit + (up ? kUnit - dropped : -dropped));
+      // What is lost, n units of 2^-7, is 2^(j - 7) * (n / 2^j), j = floor(log2(n)).
+      const auto lost = static_cast<unsigned>(std::min(dropped, kUnit - dropped));
+      const int log = static_cast<int>(std::bit_width(lost)) - 1;
+      residue_table[i] =
+          lost == 0 ? 0xffff : static_cast<uint16_t>((7 - log) * kBit - (static_cast<int>(lost << (7 - log)) - kBit));
+    }
+    round = hn::Load(WordTag(), round_table);
+    residue = hn::Load(WordTag(), residue_table);
+    min_normal = word_splat(static_cast<uint16_t>((spec.min_exponent + bits::kExponentBias) * kBit));
+  }
+  WordVector round;       ///< to be added to the bits of a scaled number: makes 2^4 times its code
+  WordVector residue;     ///< to be taken, saturating, from the exponent's bits: makes the error
+  WordVector min_normal;  ///< of the format
+};
+
+/// A format that this is for: three mantissa bits, and so many exponents that smaller numbers are rare.
+HWY_INLINE bool fits_words(const ElementSpec& spec) {
+  return spec.mantissa_bits == 3 && spec.max_exponent - spec.min_exponent >= 8;
+}
+
+/// The instruction reads the five low bits of an index. (Highway 1.0 has none for 16 bits.)
+HWY_INLINE WordVector lookup_word(WordVector table, WordVector index) {
+  return WordVector{_mm512_permutexvar_epi16(index.raw, table.raw)};
+}
+
+/// Two vectors of float32 from the bits of bfloat16: those of even lanes, and those of odd ones.
+struct FloatPair {
+  explicit FloatPair(WordVector words)
+      : even(as_float(hn::ShiftLeft<16>(hn::BitCast(BitsTag(), words)))),
+        odd(as_float(hn::And(hn::BitCast(BitsTag(), words), splat(0xffff0000)))) {}
+  FloatVector even, odd;
+};
+
+/// kBlock elements in units of their scales.
+struct EncodedWords {
+  WordVector codes;          ///< with their signs, in the high bytes
+  WordVector scaled, error;  ///< magnitudes as bfloat16: what is rounded, and what that loses, which is exact
+  uint32_t small;            ///< lanes below the smallest normal number but not zero, for which all this is wrong
+};
+
+/// The codes that `encode` makes, of elements that do not saturate. `exponents`: those of the scales, as bits of
+/// bfloat16 modulo 2^16.
+HWY_INLINE EncodedWords encode_words(const WordConstants& c, WordVector x, WordVector exponents) {
+  const WordVector magnitude_mask = word_splat(0x7fff), magnitude = hn::And(x, magnitude_mask);
+  const __mmask32 nonzero = _mm512_test_epi16_mask(magnitude.raw, magnitude.raw);
+  const WordVector scaled{_mm512_maskz_sub_epi16(nonzero, magnitude.raw, exponents.raw)};
+  const WordVector shifted{_mm512_maskz_add_epi16(nonzero, scaled.raw, lookup_word(c.round, magnitude).raw)};
+  return {hn::IfVecThenElse(magnitude_mask, hn::ShiftLeft<4>(shifted), x), scaled,
+          hn::SaturatedSub(hn::And(scaled, word_splat(0x7f80)), lookup_word(c.residue, magnitude)),
+          _mm512_mask_cmplt_epi16_mask(nonzero, scaled.raw, c.min_normal.raw)};
+}
+
+/// The codes of two vectors, one after the other.
+HWY_INLINE ByteVector join_codes(const EncodedWords& first, const EncodedWords& second) {
+  return hn::ConcatOdd(ByteTag(), hn::BitCast(ByteTag(), second.codes), hn::BitCast(ByteTag(), first.codes));
+}
+
+/// Adds up as `encode` does with the vectors of `load_pack`: even lanes, then odd ones.
+HWY_INLINE void accumulate(const EncodedWords& words, Energies& even, Energies& odd) {
+  const FloatPair scaled(words.scaled), error(words.error);
+  even.signal = hn::MulAdd(scaled.even, scaled.even, even.signal);
+  even.error = hn::MulAdd(error.even, error.even, even.error);
+  odd.signal = hn::MulAdd(scaled.odd, scaled.odd, odd.signal);
+  odd.error = hn::MulAdd(error.odd, error.odd, odd.error);
+}
+
+/// Two blocks of a row at a time.
+class RowWords {
+ public:
+  explicit RowWords(const WordConstants& constants) : constants_(constants) {}
+  /// The elements at x, whose scales begin at `block`. False, and nothing done, where one of them is small.
+  template <class Sink>
+  HWY_INLINE bool encode(const Scales& s, int64_t block, const BFloat16* x, Energies& total, Sink& sink,
+                         uint8_t* to) const {
+    const EncodedWords words[] = {encode_words(constants_, load_words(x), exponents(s, block)),
+                                  encode_words(constants_, load_words(x + kBlock), exponents(s, block + 1))};
+    if ((words[0].small | words[1].small) != 0) return false;
+    DOVETAIL_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      Energies energies = {hn::Zero(FloatTag()), hn::Zero(FloatTag())};
+      accumulate(words[i], energies, energies);
+      const FloatVector weight = hn::Set(FloatTag(), s.weight[block + i]);
+      total.signal = hn::MulAdd(energies.signal, weight, total.signal);
+      total.error = hn::MulAdd(energies.error, weight, total.error);
+    }
+    sink.put_bytes(join_codes(words[0], words[1]), to);
+    return true;
+  }
+
+ private:
+  static HWY_INLINE WordVector exponents(const Scales& s, int64_t block) {
+    return hn::BitCast(WordTag(), splat(s.exponents[block]));
+  }
+  WordConstants constants_;
+};
+
+/// A row of a tile at a time, whose columns have their scales in s.
+class TileWords {
+ public:
+  TileWords(const WordConstants& constants, const Scales& s)
+      : constants_(constants), exponents_{exponents(s.exponents), exponents(s.exponents + kBlock)} {}
+  template <class Sink>
+  HWY_INLINE bool encode(const BFloat16* x, Energies (&energies)[kPack], Sink& sink, uint8_t* to) const {
+    const EncodedWords words[] = {encode_words(constants_, load_words(x), exponents_[0]),
+                                  encode_words(constants_, load_words(x + kBlock), exponents_[1])};
+    if ((words[0].small | words[1].small) != 0) return false;
+    accumulate(words[0], energies[0], energies[1]);
+    accumulate(words[1], energies[2], energies[3]);
+    sink.put_bytes(join_codes(words[0], words[1]), to);
+    return true;
+  }
+
+ private:
+  static HWY_INLINE WordVector exponents(const uint32_t* from) {
+    const auto low = hn::Load(BitsTag(), from), high = hn::Load(BitsTag(), from + kLanes);
+    return hn::ConcatEven(WordTag(), hn::BitCast(WordTag(), high), hn::BitCast(WordTag(), low));
+  }
+  WordConstants constants_;
+  WordVector exponents_[2];
+};
+
+/// Whether loops over T into Out use these.
+template <class T, class Out>
+constexpr bool kHasWords = std::is_same_v<T, BFloat16> && std::is_same_v<Out, uint8_t>;
+
+#elif HWY_TARGET != HWY_SCALAR
+
+template <class T, class Out>
+constexpr bool kHasWords = false;
+HWY_INLINE bool fits_words(const ElementSpec&) { return false; }
+struct WordConstants {
+  explicit WordConstants(const ElementSpec&) {}
+};
+struct RowWords {
+  explicit RowWords(const WordConstants&) {}
+  template <class... Arguments>
+  bool encode(Arguments&&...) const {
+    return false;
+  }
+};
+struct TileWords {
+  TileWords(const WordConstants&, const Scales&) {}
+  template <class... Arguments>
+  bool encode(Arguments&&...) const {
+    return false;
+  }
+};
+
+#endif  // HWY_AVX3
+}  // namespace HWY_NAMESPACE
+}  // namespace dovetail::mx
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard per target
