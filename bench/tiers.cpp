@@ -8,10 +8,12 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <string>
 
@@ -32,7 +34,7 @@ struct Arguments {
   int64_t steps = 3000, skip = 1500;  ///< steps that are measured are [skip, steps)
   int64_t warmup = 300, refresh = 500;
   double zipf = 1.1;
-  bool filled = false;
+  bool filled = false, ahead = true;
   int threads = 2;
 };
 
@@ -120,7 +122,7 @@ class Tables {
   double step(const Jagged& ids, const Jagged& next, const at::Tensor& gradient) {
     const double begin = now_seconds();
     const Jagged slots = tiered_ ? tiered_->begin(ids) : ids;
-    if (tiered_) tiered_->prefetch(next);
+    if (tiered_ && arguments_.ahead) tiered_->prefetch(next);
     PackedTables& tables = tiered_ ? tiered_->fast() : *plain_;
     pool(tables, slots);
     update(tables, {{slots, gradient}});
@@ -181,7 +183,7 @@ void run(const Arguments& a) {
   std::vector<at::Tensor> gradients;
   for (uint64_t i = 0; i < 4; ++i)
     gradients.push_back(at::randn({a.batch, a.tables * a.dim}, at::detail::createCPUGenerator(i)));
-  double seconds = 0, slowest = 0;
+  std::vector<double> seconds;
   TierCounters before;
   Jagged next = ids_of(a, zipf, 0);
   for (int64_t step = 0; step < a.steps; ++step) {
@@ -189,18 +191,19 @@ void run(const Arguments& a) {
     const Jagged ids = next;
     next = ids_of(a, zipf, step + 1);
     const double took = tables.step(ids, next, gradients[static_cast<size_t>(step) % gradients.size()]);
-    if (step < a.skip) continue;
-    seconds += took;
-    slowest = std::max(slowest, took);
+    if (step >= a.skip) seconds.push_back(took);
   }
   const TierCounters counters = tables.counters();
-  const auto steps = static_cast<double>(a.steps - a.skip);
+  std::sort(seconds.begin(), seconds.end());
+  const auto steps = static_cast<double>(seconds.size());
+  const double median = seconds[seconds.size() / 2];
   nlohmann::json line = {{"side", a.side},
                          {"make_s", made - start},
-                         {"step_ms", 1e3 * seconds / steps},
-                         {"slowest_step_ms", 1e3 * slowest},
-                         {"samples_per_s", static_cast<double>(a.batch) * steps / seconds},
-                         {"rows_per_s", static_cast<double>(a.batch * a.tables) * steps / seconds}};
+                         {"step_ms", 1e3 * median},
+                         {"mean_step_ms", 1e3 * std::accumulate(seconds.begin(), seconds.end(), 0.0) / steps},
+                         {"slowest_step_ms", 1e3 * seconds.back()},
+                         {"samples_per_s", static_cast<double>(a.batch) / median},
+                         {"rows_per_s", static_cast<double>(a.batch * a.tables) / median}};
   if (a.side == "tiered") {
     const auto hits = static_cast<double>(counters.hits - before.hits),
                misses = static_cast<double>(counters.misses - before.misses);
@@ -239,9 +242,11 @@ int main(int argc, char** argv) {
   app.add_option("--refresh", a.refresh);
   app.add_option("--zipf", a.zipf);
   app.add_option("--threads", a.threads);
+  app.add_flag("!--no-prefetch", a.ahead, "rows of a step are asked for when it begins");
   app.add_flag("--filled", a.filled, "every row is in the file before the first step, as late in a training");
   CLI11_PARSE(app, argc, argv);
   try {
+    dovetail::user_check(a.skip >= 0 && a.skip < a.steps, "--skip {} leaves none of {} steps", a.skip, a.steps);
     dovetail::embedding::run(a);
   } catch (const dovetail::UserError& e) {
     std::cerr << dovetail::describe_error(e) << '\n';

@@ -20,6 +20,7 @@ enum class RandomStream : uint64_t {
   kQuantize = 6,
   kRoutingDraw = 7,
   kRoutingNoise = 8,
+  kAdmission = 9,
   kTest = 99
 };
 

@@ -46,6 +46,7 @@ bool feature_is_good(const Jagged& batch, int64_t feature, int64_t rows) {
   for (int64_t b = 0; b < batch.samples; ++b)
     signs |= static_cast<uint64_t>(offsets[b + 1]) - static_cast<uint64_t>(offsets[b]);
   if (signs >> 63) return false;
+  if (rows == kAnyKey) return true;
   const int64_t* values = batch.values.const_data_ptr<int64_t>();
   const auto last_row = static_cast<uint64_t>(rows - 1);
 #pragma omp simd reduction(| : signs)

@@ -17,9 +17,12 @@ struct Jagged {
   int64_t features = 0, samples = 0;
 };
 
+/// The rows of a table without a fixed vocabulary, for check_jagged: its ids are keys, any 64 bits.
+constexpr int64_t kAnyKey = 0;
+
 /// Throws UserError, with the feature, the sample and the id where one is to blame, unless the tensors are contiguous
 /// on the CPU with the shapes and dtypes above, offsets ascend from 0 to N and every id of feature f lies in
-/// [0, rows[f]).
+/// [0, rows[f]), unless that is kAnyKey.
 void check_jagged(const Jagged& batch, at::ArrayRef<int64_t> rows);
 
 /// Samples [first, first + count) of a batch: a micro-batch of its own.

@@ -1,0 +1,378 @@
+#include "dovetail/embedding/hashed.h"
+
+#include <ATen/ATen.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <tuple>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/parallel.h"
+#include "dovetail/base/rng.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/ops/dispatch.h"
+
+namespace dovetail::embedding {
+
+namespace {
+
+/// Keys whose places in the map are on their way while one is looked up.
+constexpr int64_t kAhead = 12;
+
+template <class Kind, size_t kCount>
+Kind parse(std::string_view name, const std::array<const char*, kCount>& names, const char* what) {
+  std::string all;
+  for (size_t i = 0; i < kCount; ++i) {
+    if (name == names[i]) return static_cast<Kind>(i);
+    all += fmt::format("{}{}", i == 0 ? "" : i + 1 == kCount ? " or " : ", ", names[i]);
+  }
+  throw UserError(fmt::format("embedding: no {} is named \"{}\"", what, name), "use " + all);
+}
+
+void check_options(const HashedOptions& options) {
+  const auto check = [](const char* name, int64_t value, int64_t least) {
+    user_check(value >= least, "embedding: {} is {}, but must be {} or more", name, value, least);
+  };
+  check("evict_steps", options.evict_steps, 1);
+  if (options.admission == Admission::kCount) {
+    check("min_count", options.min_count, 1);
+    check("max_candidates", options.max_candidates, 1);
+  }
+  if (options.admission == Admission::kProbability)
+    user_check(options.probability > 0 && options.probability <= 1,
+               "embedding: probability is {}, but must be above 0 and at most 1", options.probability);
+  if (options.eviction == Eviction::kAge || options.admission == Admission::kCount)
+    check("max_age", options.max_age, 1);
+  if (options.eviction == Eviction::kFrequency) check("keep_rows", options.keep_rows, 1);
+}
+
+PackSpec with_null_rows(PackSpec spec) {
+  for (TableSpec& table : spec.tables) {
+    user_check(table.rows < int64_t{1} << 31, "embedding: table \"{}\" may have {} rows, but must be below 2^31",
+               table.name, table.rows);
+    user_check(table.rows >= 1, "embedding: table \"{}\" may have {} rows, but must have room for one", table.name,
+               table.rows);
+    ++table.rows;
+  }
+  return spec;
+}
+
+}  // namespace
+
+Admission parse_admission(std::string_view name) {
+  return parse<Admission>(name, std::array{"always", "count", "probability"}, "admission");
+}
+
+Eviction parse_eviction(std::string_view name) {
+  return parse<Eviction>(name, std::array{"none", "age", "frequency"}, "eviction");
+}
+
+uint32_t HashedTables::Keys::insert(uint64_t key) {
+  if (map_.size() == map_.room()) map_.resize(2 * map_.room());
+  auto number = static_cast<uint32_t>(entries_.size());
+  if (free_.empty()) {
+    entries_.emplace_back();
+  } else {
+    number = free_.back();
+    free_.pop_back();
+  }
+  entries_[number] = {.key = key, .occurrences = 0, .last_step = 0, .taken = true};
+  map_.insert(key, number);
+  return number;
+}
+
+void HashedTables::Keys::erase(uint32_t number) {
+  map_.erase(entries_[number].key);
+  entries_[number] = {};
+  free_.push_back(number);
+}
+
+int64_t HashedTables::Keys::bytes() const {
+  return SlotMap<uint64_t>::bytes_for(map_.room()) + static_cast<int64_t>(entries_.capacity() * sizeof(Entry)) +
+         static_cast<int64_t>(free_.capacity() * sizeof(uint32_t));
+}
+
+HashedTables::HashedTables(const PackSpec& spec, const HashedOptions& options)
+    : spec_(spec), options_(options), packed_(with_null_rows(spec), PackedTables::Initial::kUnset) {
+  check_options(options);
+  for (size_t t = 0; t < spec.tables.size(); ++t) {
+    const TableSpec& from = spec.tables[t];
+    tables_.push_back(std::make_unique<Table>(InitialRows(spec.seed, from.name, initial_bound(from.rows), from.dim),
+                                              mix_seed(spec.seed, name_key(from.name))));
+    Table& table = *tables_.back();
+    table.rows = from.rows;
+    table.dim = from.dim;
+    table.state_width = state_per_row(spec.optimizer.kind, from.dim);
+    table.weight = packed_.weight(static_cast<int64_t>(t)).mutable_data_ptr<float>();
+    table.state = packed_.packed_state(static_cast<int64_t>(t)).mutable_data_ptr<float>();
+    clear_null_row(table);
+  }
+  feature_rows_.assign(spec.feature_table.size(), kAnyKey);
+}
+
+Jagged HashedTables::begin(const Jagged& keys) {
+  check_jagged(keys, feature_rows_);
+  user_check(!in_step_, "embedding: a step of hashed tables begins before the last has ended; call end first");
+  const TraceSpan span("dovetail::embedding_hashed_begin");
+  in_step_ = true;
+  Jagged slots = keys;
+  slots.values = at::empty_like(keys.values);
+  int64_t* to = slots.values.mutable_data_ptr<int64_t>();
+  parallel_pieces(static_cast<int64_t>(tables_.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) begin_table(t, keys, to);
+  });
+  return slots;
+}
+
+void HashedTables::begin_table(int64_t t, const Jagged& keys, int64_t* slots) {
+  Table& table = *tables_[static_cast<size_t>(t)];
+  const int64_t *values = keys.values.const_data_ptr<int64_t>(), *offsets = keys.offsets.const_data_ptr<int64_t>();
+  SlotMap<uint64_t> numbers(16);
+  std::vector<NewKey> fresh;
+  const auto each_key = [&](const auto& body) {
+    for (const int64_t f : packed_.features_of(t))
+      for (int64_t i = offsets[f * keys.samples]; i < offsets[(f + 1) * keys.samples]; ++i)
+        body(i, static_cast<uint64_t>(values[i]));
+  };
+  const auto occurred = [&](uint32_t number, int64_t count) {
+    Keys::Entry& entry = table.keys.entries()[number];
+    entry.occurrences += count;
+    entry.last_step = step_ + 1;
+  };
+  each_key([&](int64_t i, uint64_t key) {
+    if (i + kAhead < keys.values.size(0)) table.keys.prefetch(static_cast<uint64_t>(values[i + kAhead]));
+    const uint32_t number = table.keys.find(key);
+    slots[i] = number == kNone ? 0 : static_cast<int64_t>(number) + 1;
+    if (number != kNone) {
+      ++table.counters.found;
+      return occurred(number, 1);
+    }
+    if (numbers.size() == numbers.room()) numbers.resize(2 * numbers.room());
+    if (numbers.find(key) == kNone) {
+      numbers.insert(key, static_cast<uint32_t>(fresh.size()));
+      fresh.push_back({key, 0});
+    }
+    ++fresh[numbers.find(key)].count;
+  });
+  if (fresh.empty()) return;
+  std::vector<int64_t> slot_of(fresh.size());
+  for (size_t i = 0; i < fresh.size(); ++i) {
+    const uint32_t number = admit(table, fresh[i]);
+    if (number == kNone) continue;
+    slot_of[i] = static_cast<int64_t>(number) + 1;
+    occurred(number, fresh[i].count);
+  }
+  each_key([&](int64_t i, uint64_t key) {
+    if (slots[i] == 0) slots[i] = slot_of[numbers.find(key)];
+  });
+}
+
+/// The number of a key that is now admitted, or kNone.
+uint32_t HashedTables::admit(Table& table, const NewKey& key) {
+  if (!is_admitted(table, key)) return kNone;
+  if (table.keys.size() == table.rows) {
+    table.counters.refused_full += key.count;
+    return kNone;
+  }
+  int64_t before = 0;
+  if (const uint32_t candidate = table.candidates.find(key.key); candidate != kNone) {
+    before = table.candidates.entries()[candidate].occurrences - key.count;
+    table.candidates.erase(candidate);
+  }
+  const uint32_t number = table.keys.insert(key.key);
+  table.keys.entries()[number].occurrences = before;
+  initialize_row(table, key.key, number);
+  ++table.counters.admitted;
+  return number;
+}
+
+/// Of kCount, counts a key that is not.
+bool HashedTables::is_admitted(Table& table, const NewKey& key) const {
+  if (options_.admission == Admission::kAlways) return true;
+  if (options_.admission == Admission::kProbability) {
+    const double chance = 1 - std::pow(1 - options_.probability, static_cast<double>(key.count));
+    const uint64_t seed = mix_seed(table.admission_seed, static_cast<uint64_t>(step_ + 1));
+    const bool admitted = random_uniform(seed, RandomStream::kAdmission, key.key) < chance;
+    if (!admitted) table.counters.not_admitted += key.count;
+    return admitted;
+  }
+  uint32_t number = table.candidates.find(key.key);
+  if (number == kNone) {
+    if (key.count >= options_.min_count) return true;
+    if (table.candidates.size() == options_.max_candidates) {
+      table.counters.refused_candidates += key.count;
+      return false;
+    }
+    number = table.candidates.insert(key.key);
+  }
+  Keys::Entry& candidate = table.candidates.entries()[number];
+  candidate.occurrences += key.count;
+  candidate.last_step = step_ + 1;
+  if (candidate.occurrences >= options_.min_count) return true;
+  table.counters.not_admitted += key.count;
+  return false;
+}
+
+void HashedTables::end() {
+  user_check(in_step_, "embedding: a step of hashed tables ends that has not begun; call begin first");
+  const TraceSpan span("dovetail::embedding_hashed_end");
+  in_step_ = false;
+  ++step_;
+  parallel_pieces(static_cast<int64_t>(tables_.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      Table& table = *tables_[static_cast<size_t>(t)];
+      clear_null_row(table);
+      if (step_ % options_.evict_steps != 0) continue;
+      if (options_.eviction != Eviction::kNone) evict(table);
+      evict_candidates(table);
+    }
+  });
+}
+
+void HashedTables::evict(Table& table) const {
+  std::vector<Keys::Entry>& entries = table.keys.entries();
+  std::vector<uint32_t> leaving;
+  for (uint32_t i = 0; i < entries.size(); ++i) {
+    if (!entries[i].taken) continue;
+    if (options_.eviction == Eviction::kFrequency || step_ - entries[i].last_step > options_.max_age)
+      leaving.push_back(i);
+  }
+  if (options_.eviction == Eviction::kFrequency) {
+    const int64_t excess = table.keys.size() - options_.keep_rows;
+    if (excess <= 0) return;
+    std::nth_element(leaving.begin(), leaving.begin() + excess - 1, leaving.end(), [&](uint32_t a, uint32_t b) {
+      const auto rank = [](const Keys::Entry& e) { return std::tuple(e.occurrences, e.last_step, e.key); };
+      return rank(entries[a]) < rank(entries[b]);
+    });
+    leaving.resize(static_cast<size_t>(excess));
+    for (Keys::Entry& entry : entries) entry.occurrences /= 2;
+  }
+  for (const uint32_t number : leaving) table.keys.erase(number);
+  table.counters.evicted += static_cast<int64_t>(leaving.size());
+}
+
+void HashedTables::evict_candidates(Table& table) const {
+  for (uint32_t i = 0; i < table.candidates.entries().size(); ++i) {
+    const Keys::Entry& entry = table.candidates.entries()[i];
+    if (!entry.taken || step_ - entry.last_step <= options_.max_age) continue;
+    table.candidates.erase(i);
+    ++table.counters.candidates_evicted;
+  }
+}
+
+void HashedTables::clear_null_row(Table& table) const {
+  std::fill_n(table.weight, table.dim, 0.0f);
+  std::fill_n(table.state, table.state_width, 0.0f);
+}
+
+void HashedTables::initialize_row(const Table& table, uint64_t key, uint32_t number) const {
+  const int64_t row = static_cast<int64_t>(number) + 1;
+  table.initial.fill(key, table.weight + row * table.dim);
+  std::fill_n(table.state + row * table.state_width, table.state_width, 0.0f);
+}
+
+Jagged HashedTables::find(const Jagged& keys) const {
+  check_jagged(keys, feature_rows_);
+  Jagged slots = keys;
+  slots.values = at::empty_like(keys.values);
+  const int64_t *values = keys.values.const_data_ptr<int64_t>(), *offsets = keys.offsets.const_data_ptr<int64_t>();
+  int64_t* to = slots.values.mutable_data_ptr<int64_t>();
+  parallel_pieces(keys.features, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t f = begin; f < end; ++f) {
+      const Table& table = *tables_[static_cast<size_t>(spec_.feature_table[static_cast<size_t>(f)])];
+      for (int64_t i = offsets[f * keys.samples]; i < offsets[(f + 1) * keys.samples]; ++i) {
+        const uint32_t number = table.keys.find(static_cast<uint64_t>(values[i]));
+        to[i] = number == kNone ? 0 : static_cast<int64_t>(number) + 1;
+      }
+    }
+  });
+  return slots;
+}
+
+KeyedRows HashedTables::contents(int64_t t) const {
+  user_check(!in_step_, "embedding: the contents of a hashed table are asked for within a step; call end first");
+  const Table& table = *tables_.at(static_cast<size_t>(t));
+  const std::vector<Keys::Entry>& entries = table.keys.entries();
+  std::vector<int64_t> numbers;
+  for (size_t i = 0; i < entries.size(); ++i)
+    if (entries[i].taken) numbers.push_back(static_cast<int64_t>(i));
+  std::sort(numbers.begin(), numbers.end(), [&](int64_t a, int64_t b) {
+    return entries[static_cast<size_t>(a)].key < entries[static_cast<size_t>(b)].key;
+  });
+  const at::Tensor rows = at::tensor(numbers, at::kLong) + 1;
+  KeyedRows found{.keys = at::empty_like(rows),
+                  .weight = packed_.weight(t).index_select(0, rows),
+                  .state = packed_.packed_state(t).index_select(0, rows),
+                  .occurrences = at::empty_like(rows),
+                  .last_step = at::empty_like(rows)};
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const Keys::Entry& entry = entries[static_cast<size_t>(numbers[i])];
+    found.keys.mutable_data_ptr<int64_t>()[i] = static_cast<int64_t>(entry.key);
+    found.occurrences.mutable_data_ptr<int64_t>()[i] = entry.occurrences;
+    found.last_step.mutable_data_ptr<int64_t>()[i] = entry.last_step;
+  }
+  return found;
+}
+
+void HashedTables::load(int64_t t, const KeyedRows& contents) {
+  user_check(!in_step_, "embedding: a hashed table is loaded within a step; call end first");
+  Table& table = *tables_.at(static_cast<size_t>(t));
+  const TableSpec& spec = spec_.tables[static_cast<size_t>(t)];
+  const auto check = [&](const char* name, const at::Tensor& x, at::IntArrayRef sizes, at::ScalarType dtype) {
+    user_check(x.defined() && x.sizes() == sizes && x.scalar_type() == dtype && x.is_cpu() && x.is_contiguous(),
+               "embedding: {} of table \"{}\" must be {} {}, contiguous, on the CPU, but is {}", name, spec.name,
+               fmt::format("({})", fmt::join(sizes, ", ")), c10::toString(dtype), describe(x));
+  };
+  user_check(contents.keys.defined(), "embedding: there are no keys for table \"{}\"", spec.name);
+  const int64_t n = contents.keys.numel();
+  check("keys", contents.keys, {n}, at::kLong);
+  check("weight", contents.weight, {n, table.dim}, at::kFloat);
+  check("state", contents.state, {n, table.state_width}, at::kFloat);
+  check("occurrences", contents.occurrences, {n}, at::kLong);
+  check("last_step", contents.last_step, {n}, at::kLong);
+  user_check(n <= table.rows, "embedding: table \"{}\" may have {} rows, but {} are to be loaded; raise its rows",
+             spec.name, table.rows, n);
+  table.keys = {};
+  table.candidates = {};
+  for (int64_t i = 0; i < n; ++i) {
+    const auto key = static_cast<uint64_t>(contents.keys.const_data_ptr<int64_t>()[i]);
+    user_check(table.keys.find(key) == kNone, "embedding: key {} is there twice in what table \"{}\" is to load", key,
+               spec.name);
+    Keys::Entry& entry = table.keys.entries()[table.keys.insert(key)];
+    entry.occurrences = contents.occurrences.const_data_ptr<int64_t>()[i];
+    entry.last_step = contents.last_step.const_data_ptr<int64_t>()[i];
+  }
+  packed_.weight(t).narrow(0, 1, n).copy_(contents.weight);
+  packed_.packed_state(t).narrow(0, 1, n).copy_(contents.state);
+}
+
+HashedCounters HashedTables::counters() const {
+  HashedCounters sum;
+  for (const auto& table : tables_) {
+    const HashedCounters& one = table->counters;
+    sum.rows += table->keys.size();
+    sum.candidates += table->candidates.size();
+    sum.found += one.found;
+    sum.admitted += one.admitted;
+    sum.not_admitted += one.not_admitted;
+    sum.refused_full += one.refused_full;
+    sum.refused_candidates += one.refused_candidates;
+    sum.evicted += one.evicted;
+    sum.candidates_evicted += one.candidates_evicted;
+  }
+  return sum;
+}
+
+int64_t HashedTables::memory_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& table : tables_) {
+    const int64_t floats = (static_cast<int64_t>(table->keys.entries().size()) + 1) * (table->dim + table->state_width);
+    bytes += table->keys.bytes() + table->candidates.bytes() + floats * static_cast<int64_t>(sizeof(float));
+  }
+  return bytes;
+}
+
+}  // namespace dovetail::embedding

@@ -1,0 +1,171 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "dovetail/embedding/jagged.h"
+#include "dovetail/embedding/slot_map.h"
+#include "dovetail/embedding/table.h"
+
+namespace dovetail::embedding {
+
+/// Which keys get a row.
+///   kAlways       Each, in the first step that it occurs in.
+///   kCount        In the step in which it has occurred `min_count` times, those of that step counted.
+///   kProbability  In a step in which it occurs c times, with probability 1 - (1 - probability)^c: as if each
+///                 occurrence were drawn alone. The draw is a function of (seed, name of the table, key, step).
+enum class Admission { kAlways, kCount, kProbability };
+
+/// Which rows leave, with their optimizer's state, at the end of every `evict_steps`th step.
+///   kNone       None.
+///   kAge        Those that last occurred more than `max_age` steps ago.
+///   kFrequency  If there are more than `keep_rows`, those of fewest occurrences (of equals those that occurred longest
+///               ago, then those of lower keys), until `keep_rows` are left. Then the occurrences of all are halved, so
+///               that a key does not stay for what it once was.
+enum class Eviction { kNone, kAge, kFrequency };
+
+/// "always", "count", "probability"; "none", "age", "frequency". Throw UserError for another name.
+Admission parse_admission(std::string_view name);
+Eviction parse_eviction(std::string_view name);
+
+struct HashedOptions {
+  Admission admission = Admission::kAlways;
+  int64_t min_count = 2;       ///< of Admission::kCount
+  int64_t max_candidates = 0;  ///< of Admission::kCount: keys of a table that are counted without having a row
+  double probability = 0.1;    ///< of Admission::kProbability
+  Eviction eviction = Eviction::kNone;
+  int64_t evict_steps = 1000;
+  int64_t max_age = 100000;  ///< of Eviction::kAge, and always of candidates
+  int64_t keep_rows = 0;     ///< of Eviction::kFrequency, of each table
+};
+
+/// What became of keys since the tables were made; sums over the tables. `rows` and `candidates` are those there are
+/// now, the others count occurrences of keys, but `admitted`, `evicted` and `candidates_evicted`, which count keys.
+struct HashedCounters {
+  int64_t rows = 0, candidates = 0;
+  int64_t found = 0;               ///< had a row when their step began
+  int64_t admitted = 0;            ///< got one
+  int64_t not_admitted = 0;        ///< have none by Admission
+  int64_t refused_full = 0;        ///< were to be admitted, but the table has all the rows it may have
+  int64_t refused_candidates = 0;  ///< are not even counted, as there are max_candidates
+  int64_t evicted = 0, candidates_evicted = 0;
+};
+
+/// A table's keys and all that belongs to them, ascending by key (of 64 bits without a sign).
+struct KeyedRows {
+  at::Tensor keys;         ///< (n) int64, the bits of the keys
+  at::Tensor weight;       ///< (n, dim) float32
+  at::Tensor state;        ///< (n, state_per_row) float32
+  at::Tensor occurrences;  ///< (n) int64, as Eviction::kFrequency counts them
+  at::Tensor last_step;    ///< (n) int64, the step in which the key last occurred
+};
+
+/// Tables without a fixed vocabulary: ids are keys of 64 bits, which get rows as they occur. The `rows` of a TableSpec
+/// are the most that it may have: memory is reserved for them, and taken from the system as they fill. Of a step,
+///
+///     const Jagged slots = tables.begin(keys);   // keys are admitted
+///     pool(tables.packed(), slots), update(tables.packed(), {{slots, gradient}})  // or samples_of(slots, ...) of them
+///     tables.end();                              // rows leave
+///
+/// A row begins as InitialRows has it for its key within initial_bound(rows), whenever and wherever the key comes
+/// first; so does one that has left and comes again. A key without a row reads zeros, and its gradient goes nowhere (as
+/// in DeepRec's EmbeddingVariable); a mean counts it. Results do not depend on the number of threads.
+class HashedTables {
+ public:
+  /// Throws UserError as PackedTables, and for options out of their range.
+  HashedTables(const PackSpec& spec, const HashedOptions& options);
+
+  /// The spec as given; each table of packed() has one row more, its first, of zeros.
+  const PackSpec& spec() const { return spec_; }
+  const HashedOptions& options() const { return options_; }
+
+  /// The batch with rows of packed() instead of keys. One step at a time. Throws UserError as check_jagged.
+  Jagged begin(const Jagged& keys);
+  PackedTables& packed() { return packed_; }
+  const PackedTables& packed() const { return packed_; }
+  void end();
+
+  /// The same for a lookup without an update, as in evaluation: nothing is admitted or counted. Throws UserError as
+  /// check_jagged.
+  Jagged find(const Jagged& keys) const;
+
+  /// Between steps: all there is of a table, and the way back. Candidates are not part of it: they begin anew. load
+  /// throws UserError for shapes that do not fit, keys that are there twice and more of them than the table may have.
+  KeyedRows contents(int64_t table) const;
+  void load(int64_t table, const KeyedRows& contents);
+
+  /// Steps that have ended, with which last_step counts.
+  int64_t steps() const { return step_; }
+  void set_steps(int64_t steps) { step_ = steps; }
+
+  HashedCounters counters() const;
+  /// Bytes in use: rows and state that are taken, maps, candidates.
+  int64_t memory_bytes() const;
+
+ private:
+  static constexpr uint32_t kNone = SlotMap<uint64_t>::kNone;
+
+  /// Keys, each with an entry that keeps its number while it is there.
+  class Keys {
+   public:
+    struct Entry {
+      uint64_t key = 0;
+      int64_t occurrences = 0, last_step = 0;
+      bool taken = false;
+    };
+
+    Keys() : map_(16) {}
+    uint32_t find(uint64_t key) const { return map_.find(key); }
+    void prefetch(uint64_t key) const { map_.prefetch(key); }
+    uint32_t insert(uint64_t key);
+    void erase(uint32_t number);
+    int64_t size() const { return map_.size(); }
+    /// Of each number up to now, whether taken or not.
+    std::vector<Entry>& entries() { return entries_; }
+    const std::vector<Entry>& entries() const { return entries_; }
+    int64_t bytes() const;
+
+   private:
+    SlotMap<uint64_t> map_;
+    std::vector<Entry> entries_;
+    std::vector<uint32_t> free_;  // the last is taken first
+  };
+
+  struct Table {
+    Table(const InitialRows& initial, uint64_t seed) : initial(initial), admission_seed(seed) {}
+
+    InitialRows initial;
+    uint64_t admission_seed;
+    int64_t rows = 0, dim = 0, state_width = 0;
+    float *weight = nullptr, *state = nullptr;  // of packed_
+    Keys keys, candidates;                      // the row of entry i is i + 1
+    HashedCounters counters;
+  };
+  /// A key of a step that has no row when that begins.
+  struct NewKey {
+    uint64_t key;
+    int64_t count;
+  };
+
+  void begin_table(int64_t t, const Jagged& keys, int64_t* slots);
+  uint32_t admit(Table& table, const NewKey& key);
+  bool is_admitted(Table& table, const NewKey& key) const;
+  void evict(Table& table) const;
+  void evict_candidates(Table& table) const;
+  void clear_null_row(Table& table) const;
+  void initialize_row(const Table& table, uint64_t key, uint32_t number) const;
+
+  PackSpec spec_;
+  HashedOptions options_;
+  PackedTables packed_;
+  std::vector<std::unique_ptr<Table>> tables_;
+  std::vector<int64_t> feature_rows_;
+  bool in_step_ = false;
+  int64_t step_ = 0;
+};
+
+}  // namespace dovetail::embedding

@@ -1,0 +1,326 @@
+// ctest-labels: threads
+#include "dovetail/embedding/hashed.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "dovetail/base/rng.h"
+#include "dovetail/embedding/lookup.h"
+#include "tests/embedding/testing.h"
+
+namespace dovetail::embedding {
+namespace {
+
+using dovetail::testing::expect_same_bits;
+using dovetail::testing::normal;
+using dovetail::testing::Threads;
+using dovetail::testing::user_error;
+using ::testing::HasSubstr;
+using testing::ids_from;
+using testing::random_batch;
+
+PackSpec spec_of(OptimizerKind kind) {
+  return {.tables = {{"users", 300, 8}, {"items", 90, 5, Pooling::kMean}},
+          .feature_table = {0, 1, 0},
+          .optimizer = {.kind = kind, .lr = 0.05, .eps = 1e-3, .weight_decay = 0.01},
+          .seed = 3};
+}
+
+/// One feature, one key in each bag.
+Jagged single(const std::vector<int64_t>& keys) {
+  return {ids_from(keys), at::arange(static_cast<int64_t>(keys.size()) + 1), {}, 1, static_cast<int64_t>(keys.size())};
+}
+
+PackSpec one_table(int64_t rows) {
+  return {.tables = {{"t", rows, 4}},
+          .feature_table = {0},
+          .optimizer = {.kind = OptimizerKind::kAdagrad, .lr = 0.1},
+          .seed = 9};
+}
+
+void train(HashedTables& tables, const Jagged& keys, uint64_t seed) {
+  const Jagged slots = tables.begin(keys);
+  update(tables.packed(), {{slots, normal({keys.samples, tables.packed().columns()}, seed)}});
+  tables.end();
+}
+
+TEST(HashedTables, AreTheTablesOfTheSameVocabulary) {
+  for (const int threads : {1, 2}) {
+    const Threads count(threads);
+    for (const OptimizerKind kind : {OptimizerKind::kRowWiseAdagrad, OptimizerKind::kAdam}) {
+      PackedTables plain(spec_of(kind));
+      HashedTables hashed(spec_of(kind), {});
+      for (uint64_t step = 1; step <= 100; ++step) {
+        const Jagged keys = random_batch(plain, 9, step, step % 2 == 0);
+        const Jagged slots = hashed.begin(keys);
+        expect_same_bits(pool(hashed.packed(), slots), pool(plain, keys));
+        const at::Tensor gradient = normal({9, plain.columns()}, step);
+        update(plain, {{keys, gradient}});
+        update(hashed.packed(), {{slots, gradient}});
+        hashed.end();
+      }
+      for (int64_t t = 0; t < 2; ++t) {
+        const KeyedRows found = hashed.contents(t);
+        EXPECT_GT(found.keys.numel(), 80);
+        expect_same_bits(found.weight, plain.weight(t).index_select(0, found.keys));
+        expect_same_bits(found.state, plain.packed_state(t).index_select(0, found.keys));
+      }
+    }
+  }
+}
+
+TEST(HashedTables, InitialValuesFollowFromTheKeyAlone) {
+  const std::vector<int64_t> keys = {INT64_MIN, -1, 0, 7, INT64_MAX, int64_t{1} << 40};
+  std::vector<int64_t> reversed(keys.rbegin(), keys.rend());
+  HashedTables together(one_table(100), {}), apart(one_table(100), {});
+  together.begin(single(keys));
+  together.end();
+  for (const int64_t key : reversed) {
+    apart.begin(single({key, 1000 + key % 1000}));
+    apart.end();
+  }
+  const at::Tensor y = pool(together.packed(), together.find(single(keys)));
+  expect_same_bits(y, pool(apart.packed(), apart.find(single(keys))));
+  const uint64_t stream = mix_seed(9, name_key("t"));
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const auto words = philox(stream, static_cast<uint64_t>(keys[i]), static_cast<uint64_t>(RandomStream::kInitialize));
+    for (size_t d = 0; d < 4; ++d)
+      EXPECT_NEAR(y[static_cast<int64_t>(i)][static_cast<int64_t>(d)].item<double>(),
+                  ((words[d] >> 8) * 0x1p-23 - 1) / 10, 1e-8);
+  }
+}
+
+TEST(HashedTables, AKeyWithoutARowReadsZerosAndItsGradientGoesNowhere) {
+  HashedTables tables(one_table(2), {});
+  train(tables, single({5, 6}), 1);
+  const KeyedRows before = tables.contents(0);
+  for (uint64_t step = 2; step < 5; ++step) {
+    const Jagged slots = tables.begin(single({7, 7, -8}));
+    EXPECT_EQ(pool(tables.packed(), slots).count_nonzero().item<int64_t>(), 0);
+    update(tables.packed(), {{slots, at::ones({3, 4})}});
+    tables.end();
+  }
+  expect_same_bits(tables.contents(0).weight, before.weight);
+  expect_same_bits(tables.contents(0).state, before.state);
+  EXPECT_EQ(tables.counters().refused_full, 9);
+  EXPECT_EQ(tables.find(single({7, 5})).values[0].item<int64_t>(), 0);
+}
+
+/// Admission and eviction as their header says them, in loops over maps.
+class Oracle {
+ public:
+  Oracle(const HashedOptions& options, int64_t rows) : options_(options), rows_(rows) {}
+
+  struct Row {
+    int64_t occurrences = 0, last_step = 0;
+    bool operator==(const Row&) const = default;
+  };
+
+  void step(const std::vector<int64_t>& ids) {
+    ++step_;
+    std::map<int64_t, int64_t> counts;
+    std::vector<int64_t> order;
+    for (const int64_t key : ids)
+      if (counts[key]++ == 0) order.push_back(key);
+    for (const int64_t key : order) {
+      if (rows.contains(key)) {
+        found += counts[key];
+        rows[key] = {rows[key].occurrences + counts[key], step_};
+      }
+    }
+    for (const int64_t key : order) {
+      if (rows.contains(key)) continue;
+      const int64_t all = counts[key] + (candidates.contains(key) ? candidates[key].occurrences : 0);
+      if (!admits(key, counts[key], all)) continue;
+      if (static_cast<int64_t>(rows.size()) == rows_) {
+        refused_full += counts[key];
+        continue;
+      }
+      candidates.erase(key);
+      rows[key] = {all, step_};
+      ++admitted;
+    }
+    if (step_ % options_.evict_steps == 0) evict();
+  }
+
+  std::map<int64_t, Row> rows, candidates;
+  int64_t found = 0, admitted = 0, not_admitted = 0, refused_full = 0, refused_candidates = 0, evicted = 0;
+
+ private:
+  bool admits(int64_t key, int64_t count, int64_t all) {
+    if (options_.admission == Admission::kAlways) return true;
+    if (options_.admission == Admission::kProbability) {
+      const double u = random_uniform(mix_seed(mix_seed(9, name_key("t")), static_cast<uint64_t>(step_)),
+                                      RandomStream::kAdmission, static_cast<uint64_t>(key));
+      double none = 1;
+      for (int64_t i = 0; i < count; ++i) none *= 1 - options_.probability;
+      if (u >= 1 - none) not_admitted += count;
+      return u < 1 - none;
+    }
+    if (!candidates.contains(key) && all < options_.min_count &&
+        static_cast<int64_t>(candidates.size()) == options_.max_candidates) {
+      refused_candidates += count;
+      return false;
+    }
+    if (candidates.contains(key) || all < options_.min_count) candidates[key] = {all, step_};
+    if (all < options_.min_count) not_admitted += count;
+    return all >= options_.min_count;
+  }
+
+  void evict() {
+    const auto old = [&](const auto& entry) { return step_ - entry.second.last_step > options_.max_age; };
+    if (options_.eviction == Eviction::kAge) evicted += static_cast<int64_t>(std::erase_if(rows, old));
+    std::erase_if(candidates, old);
+    if (options_.eviction != Eviction::kFrequency || static_cast<int64_t>(rows.size()) <= options_.keep_rows) return;
+    while (static_cast<int64_t>(rows.size()) > options_.keep_rows) {
+      auto least = rows.begin();
+      for (auto i = rows.begin(); i != rows.end(); ++i) {
+        const auto rank = [](const auto& e) {
+          return std::tuple(e.second.occurrences, e.second.last_step, static_cast<uint64_t>(e.first));
+        };
+        if (rank(*i) < rank(*least)) least = i;
+      }
+      rows.erase(least);
+      ++evicted;
+    }
+    for (auto& [key, row] : rows) row.occurrences /= 2;
+  }
+
+  HashedOptions options_;
+  int64_t rows_, step_ = 0;
+};
+
+/// Few keys often, which ones drifts, and many seldom.
+std::vector<int64_t> skewed_keys(int64_t step) {
+  std::vector<int64_t> keys;
+  for (int64_t i = 0; i < 40; ++i) {
+    const double u = random_uniform(1, RandomStream::kTest, static_cast<uint64_t>(step * 40 + i));
+    keys.push_back((static_cast<int64_t>(500 * u * u * u) + step / 10 * 5 - 100) * 1000003);
+  }
+  return keys;
+}
+
+HashedCounters like_oracle(const HashedOptions& options, int64_t capacity, int threads) {
+  const Threads count(threads);
+  HashedTables tables(one_table(capacity), options);
+  Oracle oracle(options, capacity);
+  for (int64_t step = 1; step <= 150; ++step) {
+    const std::vector<int64_t> keys = skewed_keys(step);
+    train(tables, single(keys), static_cast<uint64_t>(step));
+    oracle.step(keys);
+    const KeyedRows found = tables.contents(0);
+    std::map<int64_t, Oracle::Row> rows;
+    for (int64_t i = 0; i < found.keys.numel(); ++i)
+      rows[found.keys[i].item<int64_t>()] = {found.occurrences[i].item<int64_t>(), found.last_step[i].item<int64_t>()};
+    EXPECT_EQ(rows, oracle.rows) << "step " << step;
+  }
+  const HashedCounters counters = tables.counters();
+  EXPECT_EQ(counters.rows, static_cast<int64_t>(oracle.rows.size()));
+  EXPECT_EQ(counters.candidates, static_cast<int64_t>(oracle.candidates.size()));
+  EXPECT_EQ(counters.found, oracle.found);
+  EXPECT_EQ(counters.admitted, oracle.admitted);
+  EXPECT_EQ(counters.not_admitted, oracle.not_admitted);
+  EXPECT_EQ(counters.refused_full, oracle.refused_full);
+  EXPECT_EQ(counters.refused_candidates, oracle.refused_candidates);
+  EXPECT_EQ(counters.evicted, oracle.evicted);
+  return counters;
+}
+
+TEST(HashedTables, AdmissionAndEvictionAreTheirDefinitions) {
+  EXPECT_GT(like_oracle({}, 100, 1).refused_full, 0);
+  const HashedCounters counted = like_oracle(
+      {.admission = Admission::kCount, .min_count = 3, .max_candidates = 60, .evict_steps = 7, .max_age = 20}, 80, 1);
+  EXPECT_GT(counted.refused_full, 0);
+  EXPECT_GT(counted.refused_candidates, 0);
+  EXPECT_GT(counted.not_admitted, 0);
+  EXPECT_GT(counted.candidates_evicted, 0);
+  EXPECT_GT(like_oracle({.admission = Admission::kProbability, .probability = 0.2}, 1000, 1).not_admitted, 0);
+  EXPECT_GT(like_oracle({.eviction = Eviction::kAge, .evict_steps = 5, .max_age = 8}, 400, 2).evicted, 0);
+  EXPECT_GT(like_oracle({.admission = Admission::kCount,
+                         .min_count = 2,
+                         .max_candidates = 1000,
+                         .eviction = Eviction::kFrequency,
+                         .evict_steps = 3,
+                         .keep_rows = 50},
+                        90, 2)
+                .evicted,
+            0);
+}
+
+TEST(HashedTables, ARowThatComesAgainBeginsAnew) {
+  HashedTables tables(one_table(10), {.eviction = Eviction::kAge, .evict_steps = 1, .max_age = 1});
+  const at::Tensor first = pool(tables.packed(), tables.begin(single({42})));
+  tables.end();
+  train(tables, single({42}), 1);
+  for (int64_t step = 0; step < 3; ++step) train(tables, single({1, 2, 3}), 2);
+  EXPECT_EQ(tables.counters().evicted, 1);
+  const Jagged slots = tables.begin(single({42}));
+  expect_same_bits(pool(tables.packed(), slots), first);
+  tables.end();
+  EXPECT_EQ(tables.contents(0).state[3].count_nonzero().item<int64_t>(), 0);
+}
+
+TEST(HashedTables, WhatIsSavedCanBeLoaded) {
+  const HashedOptions options = {.eviction = Eviction::kFrequency, .evict_steps = 4, .keep_rows = 60};
+  HashedTables first(one_table(200), options), second(one_table(200), options);
+  for (int64_t step = 1; step <= 10; ++step) train(first, single(skewed_keys(step)), static_cast<uint64_t>(step));
+  train(second, single({1, 2, 3}), 1);
+  second.load(0, first.contents(0));
+  second.set_steps(first.steps());
+  second.packed().set_steps(first.packed().steps());
+  for (int64_t step = 11; step <= 30; ++step) {
+    train(first, single(skewed_keys(step)), static_cast<uint64_t>(step));
+    train(second, single(skewed_keys(step)), static_cast<uint64_t>(step));
+  }
+  const KeyedRows a = first.contents(0), b = second.contents(0);
+  EXPECT_TRUE(at::equal(a.keys, b.keys));
+  EXPECT_TRUE(at::equal(a.occurrences, b.occurrences));
+  EXPECT_TRUE(at::equal(a.last_step, b.last_step));
+  expect_same_bits(a.weight, b.weight);
+  expect_same_bits(a.state, b.state);
+}
+
+TEST(HashedTables, MemoryGrowsWithTheRows) {
+  HashedTables tables(one_table(int64_t{1} << 30), {});
+  EXPECT_LT(tables.memory_bytes(), 10000);
+  for (int64_t step = 0; step < 20; ++step) {
+    tables.begin({at::arange(step * 1000, step * 1000 + 1000), at::arange(1001), {}, 1, 1000});
+    tables.end();
+  }
+  EXPECT_EQ(tables.counters().rows, 20000);
+  EXPECT_GT(tables.memory_bytes(), 20000 * 32);
+  EXPECT_LT(tables.memory_bytes(), 20000 * 150);
+}
+
+TEST(HashedTables, WhatCannotBeIsRefused) {
+  const auto error = [](const HashedOptions& options) {
+    return user_error([&] { HashedTables(one_table(5), options); });
+  };
+  EXPECT_THAT(error({.admission = Admission::kCount}), HasSubstr("max_candidates is 0"));
+  EXPECT_THAT(error({.admission = Admission::kCount, .min_count = 0}), HasSubstr("min_count is 0"));
+  EXPECT_THAT(error({.admission = Admission::kProbability, .probability = 0}), HasSubstr("probability is 0"));
+  EXPECT_THAT(error({.eviction = Eviction::kFrequency}), HasSubstr("keep_rows is 0"));
+  EXPECT_THAT(error({.eviction = Eviction::kAge, .max_age = 0}), HasSubstr("max_age is 0"));
+  EXPECT_THAT(error({.evict_steps = 0}), HasSubstr("evict_steps is 0"));
+  EXPECT_THAT(user_error([] { HashedTables(one_table(0), {}); }), HasSubstr("may have 0 rows"));
+  EXPECT_THAT(user_error([] { parse_admission("never"); }), HasSubstr("never"));
+  EXPECT_THAT(user_error([] { parse_eviction("lru"); }), HasSubstr("lru"));
+  HashedTables tables(one_table(5), {});
+  EXPECT_THAT(user_error([&] { tables.end(); }), HasSubstr("call begin first"));
+  EXPECT_THAT(user_error([&] { tables.begin({ids_from({1, 2}), ids_from({0, 2, 1}), {}, 1, 2}); }),
+              HasSubstr("offsets"));
+  train(tables, single({1, 2}), 1);
+  KeyedRows rows = tables.contents(0);
+  rows.keys.fill_(7);
+  EXPECT_THAT(user_error([&] { tables.load(0, rows); }), HasSubstr("key 7 is there twice"));
+  rows.weight = rows.weight.narrow(1, 0, 3);
+  EXPECT_THAT(user_error([&] { tables.load(0, rows); }), HasSubstr("weight of table \"t\" must be (2, 4)"));
+}
+
+}  // namespace
+}  // namespace dovetail::embedding
