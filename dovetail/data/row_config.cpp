@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <set>
@@ -27,16 +28,52 @@ void check_feature(const SparseConfig& feature) {
   const std::string name = feature.feature_name();
   user_check(!feature.columns.empty(), "rows.sparse: the feature \"{}\" has no columns", name);
   const bool cross = feature.columns.size() > 1;
-  const bool list = !feature.separator.empty() || !feature.weights.empty() || feature.max_length > 0;
+  const bool list =
+      !feature.separator.empty() || !feature.weights.empty() || feature.max_length > 0 || feature.sequence;
   user_check(!cross || feature.ids == "hash", "rows.sparse.{}: several columns make a hashed id; use ids = \"hash\"",
              name);
-  user_check(!cross || !list, "rows.sparse.{}: a cross of columns is one id: leave out separator, weights, max_length",
+  user_check(!cross || !list,
+             "rows.sparse.{}: a cross of columns is one id: leave out separator, weights, max_length, "
+             "sequence",
              name);
   user_check(feature.ids == "hash" || feature.missing != "value",
              "rows.sparse.{}: missing = \"value\" hashes an empty text, but ids are integers; use \"empty\" or "
              "\"bad_row\"",
              name);
+  user_check(feature.keep == "last" || feature.max_length > 0,
+             "rows.sparse.{}: keep says which ids of a list stay, but max_length keeps all; give max_length, or leave "
+             "keep out",
+             name);
   if (!feature.separator.empty()) check_delimiter(feature.separator, "sparse.separator");
+}
+
+/// Sequences tell of the same events, so that they are cut alike.
+void check_sequence(const SparseConfig& feature, const SparseConfig& first) {
+  const std::string name = feature.feature_name();
+  user_check(feature.max_length > 0, "rows.sparse.{}: a sequence has a longest length; give max_length", name);
+  user_check(
+      feature.missing != "value",
+      "rows.sparse.{}: missing = \"value\" would make an event of a sequence that is not there; use \"empty\" or "
+      "\"bad_row\"",
+      name);
+  user_check(feature.max_length == first.max_length && feature.keep == first.keep,
+             "rows.sparse.{}: the sequences of a row tell of the same events, but this one keeps the {} {} and {} the "
+             "{} {}; use the same max_length and keep",
+             name, feature.keep, feature.max_length, first.feature_name(), first.keep, first.max_length);
+}
+
+void check_shared_table(const SparseConfig& feature, const RowsConfig& rows) {
+  const std::string name = feature.feature_name();
+  const int64_t index = rows.feature_index(feature.table);
+  user_check(index >= 0, "rows.sparse.{}: table = \"{}\" is no feature; name the one whose table it shares", name,
+             feature.table);
+  const SparseConfig& owner = rows.sparse[static_cast<size_t>(index)];
+  user_check(owner.table.empty() && &owner != &feature,
+             "rows.sparse.{}: table = \"{}\" has no table of its own; name the feature that has", name, feature.table);
+  user_check(feature.num_rows == owner.num_rows && feature.ids == owner.ids,
+             "rows.sparse.{}: its ids are {} for {} rows, but those of \"{}\", whose table it shares, are {} for {}; "
+             "use the same ids and num_rows",
+             name, feature.ids, feature.num_rows, feature.table, owner.ids, owner.num_rows);
 }
 
 }  // namespace
@@ -68,7 +105,13 @@ void SparseConfig::describe(Section& s) {
       .range(0, 1e12);
   s.value("separator", separator, "Character between the ids of a text; empty: the text is one id");
   s.value("weights", weights, "Column with a number for each id, in the same form; empty: all weigh 1");
-  s.value("max_length", max_length, "Ids of a list that are kept, from its end; 0: all").unit("ids").range(0, 1e9);
+  s.value("max_length", max_length, "Ids of a list that are kept; 0: all").unit("ids").range(0, 1e9);
+  s.value("keep", keep, "Which of a list's ids max_length keeps").choices({"last", "first"});
+  s.value("sequence", sequence,
+          "A sequence of events, at most max_length long: position i of all sequences of a row is one event, and a row "
+          "whose sequences differ in length is a bad one. din, dien and can read each event, other models pool them");
+  s.value("table", table,
+          "Feature whose table this one shares, with the same ids and num_rows; empty: a table of its own");
   s.value("missing", missing,
           "A column that is empty or null gives no id (empty), the id of an empty text (value), or a bad row")
       .choices({"empty", "value", "bad_row"});
@@ -128,11 +171,21 @@ void RowsConfig::check() const {
              "rows.max_bad_rows counts skipped rows, but rows.bad_row is \"error\"; set it to \"skip\"");
   if (!delimiter.empty()) check_delimiter(delimiter, "delimiter");
   std::set<std::string> names;
+  const SparseConfig* first_sequence = nullptr;
   for (const SparseConfig& feature : sparse) {
     check_feature(feature);
     user_check(names.insert(feature.feature_name()).second,
                "rows.sparse: two features are named \"{}\"; give one of them another name", feature.feature_name());
+    if (!feature.table.empty()) check_shared_table(feature, *this);
+    if (!feature.sequence) continue;
+    if (first_sequence == nullptr) first_sequence = &feature;
+    check_sequence(feature, *first_sequence);
   }
+}
+
+int64_t RowsConfig::feature_index(std::string_view name) const {
+  const auto found = std::ranges::find(sparse, name, &SparseConfig::feature_name);
+  return found == sparse.end() ? -1 : found - sparse.begin();
 }
 
 LabelExpression parse_label(const std::string& text) {

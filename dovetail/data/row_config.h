@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dovetail/base/schema.h"
@@ -16,7 +17,8 @@ struct DenseConfig {
   void describe(Section& s);
 };
 
-/// A categorical feature: a bag of ids, or a sequence of them in its order.
+/// A categorical feature: a bag of ids, or a sequence of them in its order. The sequences of a row tell of the same
+/// events: position i of each is event i.
 struct SparseConfig {
   std::string name;                  ///< default: the column, or the columns joined by "_x_"
   std::vector<std::string> columns;  ///< several: what they hold together is one id (a cross)
@@ -24,7 +26,10 @@ struct SparseConfig {
   int64_t num_rows = 0;              ///< rows of the table; 0: 64-bit keys, for a table without a fixed vocabulary
   std::string separator;             ///< between the ids of a text; empty: the text is one id
   std::string weights;               ///< column with a number for each id
-  int64_t max_length = 0;            ///< the last ids of a list that are kept; 0: all
+  int64_t max_length = 0;            ///< ids of a list that are kept; 0: all
+  std::string keep = "last";         ///< last | first: which of them
+  bool sequence = false;             ///< one of the row's sequences, of max_length events at most
+  std::string table;                 ///< the feature whose table its ids are rows of; empty: a table of its own
   std::string missing = "empty";     ///< empty | value | bad_row
 
   std::string feature_name() const;
@@ -55,6 +60,8 @@ struct RowsConfig {
 
   /// Throws UserError for keys that contradict one another or would have no effect.
   void check() const;
+  /// The feature in `sparse` of that name, or -1.
+  int64_t feature_index(std::string_view name) const;
 };
 
 /// A label of the config: the number in `column`, or whether it is above `threshold`.

@@ -168,6 +168,8 @@ RowDecoder::Feature RowDecoder::make_feature(const SparseConfig& config) {
   if (!config.separator.empty()) feature.separator = config.separator[0];
   feature.num_rows = static_cast<uint64_t>(config.num_rows);
   feature.max_length = static_cast<size_t>(config.max_length);
+  feature.keep_last = config.keep == "last";
+  feature.sequence = config.sequence;
   if (config.missing == "value") feature.missing = Missing::kValue;
   if (config.missing == "bad_row") feature.missing = Missing::kBadRow;
   return feature;
@@ -206,7 +208,8 @@ void RowDecoder::decode(std::span<const Cell> cells, int64_t row, RowBlock& out)
   BadRow bad{row, {}, {}};
   const Labels labels = decode_labels(cells, out, bad);
   bool good = labels == Labels::kThere && decode_dense(cells, out, bad);
-  for (size_t f = 0; good && f < features_.size(); ++f) good = decode_feature(features_[f], cells, out, bad);
+  int64_t events = -1;
+  for (size_t f = 0; good && f < features_.size(); ++f) good = decode_feature(features_[f], cells, events, out, bad);
   if (good && group_ >= 0) {
     std::array<char, 24> buffer;
     std::string_view text;
@@ -274,26 +277,40 @@ bool RowDecoder::decode_dense(std::span<const Cell> cells, RowBlock& out, BadRow
   return true;
 }
 
-bool RowDecoder::decode_feature(const Feature& feature, std::span<const Cell> cells, RowBlock& out, BadRow& bad) const {
+bool RowDecoder::decode_feature(const Feature& feature, std::span<const Cell> cells, int64_t& events, RowBlock& out,
+                                BadRow& bad) const {
   const size_t first = out.ids.size();
   bool good = feature.columns.size() > 1 ? decode_cross(feature, cells, out, bad)
                                          : decode_ids(feature, cells[feature.columns[0]], out, bad);
   if (good && feature.weights >= 0)
     good = decode_weights(feature, cells[static_cast<size_t>(feature.weights)], out, bad);
+  if (good && feature.sequence) good = same_events(feature, static_cast<int64_t>(out.ids.size() - first), events, bad);
   if (!good) return false;
   if (has_weights_) out.weights.resize(out.ids.size(), 1.0f);
   if (feature.max_length > 0 && out.ids.size() - first > feature.max_length) {
-    const auto keep_last = [&](auto& list) {
-      list.erase(list.begin() + static_cast<std::ptrdiff_t>(first),
-                 list.end() - static_cast<std::ptrdiff_t>(feature.max_length));
+    const auto length = static_cast<std::ptrdiff_t>(feature.max_length);
+    const auto cut = [&](auto& list) {
+      const auto begin = list.begin() + static_cast<std::ptrdiff_t>(first);
+      if (feature.keep_last)
+        list.erase(begin, list.end() - length);
+      else
+        list.erase(begin + length, list.end());
     };
-    keep_last(out.ids);
-    if (has_weights_) keep_last(out.weights);
+    cut(out.ids);
+    if (has_weights_) cut(out.weights);
   }
   user_check(out.ids.size() <= std::numeric_limits<uint32_t>::max(),
              "rows: a row group holds more than 2^32 ids; write the Parquet file with smaller row groups");
   out.ends.push_back(static_cast<uint32_t>(out.ids.size()));
   return true;
+}
+
+bool RowDecoder::same_events(const Feature& feature, int64_t length, int64_t& events, BadRow& bad) const {
+  if (events < 0) events = length;
+  if (length == events) return true;
+  bad.column = columns_[feature.columns[0]];
+  bad.reason = fmt::format("a sequence of {} ids beside one of {}", length, events);
+  return false;
 }
 
 bool RowDecoder::add_missing(const Feature& feature, size_t column, RowBlock& out, BadRow& bad) const {

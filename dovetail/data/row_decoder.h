@@ -102,6 +102,7 @@ class RowDecoder {
     char separator = 0;  ///< 0: none
     uint64_t num_rows = 0;
     size_t max_length = 0;
+    bool keep_last = true, sequence = false;
     Missing missing = Missing::kEmpty;
   };
   enum class Labels { kThere, kMissing, kBad };
@@ -110,7 +111,10 @@ class RowDecoder {
   Feature make_feature(const SparseConfig& config);
   Labels decode_labels(std::span<const Cell> cells, RowBlock& out, BadRow& bad) const;
   bool decode_dense(std::span<const Cell> cells, RowBlock& out, BadRow& bad) const;
-  bool decode_feature(const Feature& feature, std::span<const Cell> cells, RowBlock& out, BadRow& bad) const;
+  /// `events`: the ids of the row's sequences so far, or negative.
+  bool decode_feature(const Feature& feature, std::span<const Cell> cells, int64_t& events, RowBlock& out,
+                      BadRow& bad) const;
+  bool same_events(const Feature& feature, int64_t length, int64_t& events, BadRow& bad) const;
   bool decode_cross(const Feature& feature, std::span<const Cell> cells, RowBlock& out, BadRow& bad) const;
   bool decode_ids(const Feature& feature, const Cell& cell, RowBlock& out, BadRow& bad) const;
   bool add_missing(const Feature& feature, size_t column, RowBlock& out, BadRow& bad) const;

@@ -174,6 +174,63 @@ TEST_F(RowText, SplitsListsAndTheirWeights) {
   EXPECT_THAT(read(config).weights, ElementsAre(0.5, 4));
 }
 
+TEST_F(RowText, SequencesOfARowTellOfTheSameEvents) {
+  RowsConfig config = config_of("sequences.tsv",
+                                "y\ta\tb\tc\n"
+                                "1\tp|q|r\tx|y|z\tx\n"
+                                "0\t\t\tx\n"
+                                "1\tp|q|r\tx|y\tx\n"
+                                "1\t\tx\tx\n"
+                                "0\tp\tx\t\n");
+  config.sparse = {{.columns = {"a"}, .separator = "|", .max_length = 2, .sequence = true},
+                   {.columns = {"c"}},
+                   {.columns = {"b"}, .separator = "|", .max_length = 2, .sequence = true, .table = "c"}};
+  const RowBlock rows = read(config);
+  EXPECT_THAT(rows.ids, ElementsAre(key("q"), key("r"), key("x"), key("y"), key("z"), key("x"), key("p"), key("x")));
+  EXPECT_THAT(rows.ends, ElementsAre(2u, 3u, 5u, 5u, 6u, 6u, 7u, 7u, 8u));
+  EXPECT_THAT(bad_rows(config),
+              ElementsAre("3/b/a sequence of 2 ids beside one of 3", "4/b/a sequence of 1 ids beside one of 0"));
+  for (SparseConfig& feature : config.sparse)
+    if (feature.sequence) feature.keep = "first";
+  EXPECT_THAT(read(config).ids,
+              ElementsAre(key("p"), key("q"), key("x"), key("x"), key("y"), key("x"), key("p"), key("x")));
+}
+
+TEST_F(RowText, RefusesSequencesAndSharedTablesThatDoNotFit) {
+  const auto refused = [](auto&& change) {
+    RowsConfig config;
+    config.files = {"rows.tsv"};
+    config.label = {"y"};
+    config.sparse = {{.columns = {"item"}, .num_rows = 9},
+                     {.columns = {"items"}, .num_rows = 9, .max_length = 4, .sequence = true, .table = "item"},
+                     {.columns = {"places"}, .num_rows = 5, .max_length = 4, .sequence = true}};
+    change(config.sparse);
+    try {
+      config.check();
+    } catch (const UserError& e) {
+      return std::string(e.what());
+    }
+    return std::string("accepted");
+  };
+  using Features = std::vector<SparseConfig>;
+  EXPECT_EQ(refused([](Features&) {}), "accepted");
+  EXPECT_THAT(refused([](Features& f) { f[0].keep = "first"; }), HasSubstr("rows.sparse.item: keep"));
+  EXPECT_THAT(refused([](Features& f) { f[1].max_length = 0; }), HasSubstr("give max_length"));
+  EXPECT_THAT(refused([](Features& f) { f[2].max_length = 3; }), HasSubstr("keeps the last 3 and items the last 4"));
+  EXPECT_THAT(refused([](Features& f) { f[2].keep = "first"; }), HasSubstr("keeps the first 4 and items the last 4"));
+  EXPECT_THAT(refused([](Features& f) { f[1].missing = "value"; }), HasSubstr("an event of a sequence"));
+  EXPECT_THAT(refused([](Features& f) { f[1].table = "itms"; }), HasSubstr("\"itms\" is no feature"));
+  EXPECT_THAT(refused([](Features& f) { f[2].table = "items"; }), HasSubstr("has no table of its own"));
+  EXPECT_THAT(refused([](Features& f) { f[2].table = "places"; }), HasSubstr("has no table of its own"));
+  EXPECT_THAT(refused([](Features& f) { f[1].num_rows = 8; }), HasSubstr("hash for 8 rows"));
+  EXPECT_THAT(refused([](Features& f) { f[1].ids = "integer"; }), HasSubstr("integer for 9 rows"));
+  EXPECT_THAT(refused([](Features& f) {
+                f[2].columns = {"a", "b"};
+                f[2].max_length = 0;
+              }),
+              HasSubstr("a cross of columns is one id"));
+}
+
 TEST_F(RowText, HashesAreBelowNumRowsWhateverTheirSign) {
   std::string content = "y\ta\n";
   for (int i = 0; i < 300; ++i) content += fmt::format("1\tid{}\n", i);
