@@ -21,6 +21,7 @@ enum class RandomStream : uint64_t {
   kRoutingDraw = 7,
   kRoutingNoise = 8,
   kAdmission = 9,
+  kNegatives = 10,
   kTest = 99
 };
 

@@ -1,75 +1,41 @@
 #include "dovetail/models/recommender.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/models/normal_values.h"
-#include "dovetail/ops/functions.h"
+#include "dovetail/models/recommender_models.h"
 
 namespace dovetail {
-namespace {
 
-std::shared_ptr<Linear> layer(int64_t in, int64_t out, const std::string& name, c10::Device device) {
-  return make_linear({.in = in, .out = out, .bias = true, .role = LinearRole::kTower, .name = name, .device = device});
+std::shared_ptr<Linear> tower_linear(int64_t in, int64_t out, const std::string& name, c10::Device device, bool bias) {
+  return make_linear({.in = in, .out = out, .bias = bias, .role = LinearRole::kTower, .name = name, .device = device});
 }
 
-/// Not quantized, like a GPT's head.
-std::shared_ptr<Linear> output(int64_t in, const std::string& name, c10::Device device) {
+std::shared_ptr<Linear> head_linear(int64_t in, const std::string& name, c10::Device device) {
   return make_linear({.in = in, .out = 1, .bias = true, .role = LinearRole::kHead, .name = name, .device = device});
 }
 
-int64_t pairs(int64_t vectors) { return vectors * (vectors - 1) / 2; }
-
-}  // namespace
-
-void RecommenderConfig::describe(Section& s) {
-  s.value("model", model,
-          "wide_deep (Cheng et al. 2016), deepfm (Guo et al. 2017), dlrm (Naumov et al. 2019) or dcnv2 (Wang et al. "
-          "2021); empty: this run trains no recommender")
-      .choices({"", "wide_deep", "deepfm", "dlrm", "dcnv2"});
-  s.value("dim", dim, "Elements of an embedding").range(1, 65536);
-  s.value("bottom", bottom, "dlrm: hidden widths of the dense features' tower, whose last layer has dim").range(1, 1e6);
-  s.value("deep", deep, "Hidden widths of the deep part; of dlrm's top").range(1, 1e6);
-  s.value("cross_layers", cross_layers, "dcnv2: cross layers").range(1, 100);
-  s.value("cross_rank", cross_rank, "dcnv2: rank of a cross layer's matrix; 0: a full one").range(0, 1e6);
-  s.value(
-       "grain", grain,
-       "Samples that the dense part takes at a time: its sums have the same bits for every train.micro_batch that is "
-       "a multiple of it")
-      .unit("samples")
-      .range(1, 1e9);
-  s.value("cross", cross, "dcnv2: the deep part beside the cross layers (parallel) or on top of them (stacked)")
-      .choices({"parallel", "stacked"});
+at::Tensor candidate_of(const RecommenderInputs& inputs, const at::Tensor& features, int64_t dim) {
+  std::vector<at::Tensor> targets;
+  for (const auto& sequence : inputs.sequences)
+    if (sequence.target >= 0) targets.push_back(features.narrow(1, sequence.target * dim, dim));
+  return at::cat(targets, 1);
 }
 
-bool has_wide_part(const RecommenderConfig& config) { return config.model == "wide_deep" || config.model == "deepfm"; }
-
-void check(const RecommenderConfig& config, const RecommenderInputs& inputs) {
-  const RecommenderConfig none;
-  const auto only = [&](const char* key, const char* model, bool given) {
-    user_check(!given || config.model == model, "recommender.{} is {}'s, but recommender.model = \"{}\"; leave it out",
-               key, model, config.model);
-  };
-  only("bottom", "dlrm", config.bottom != none.bottom);
-  only("cross_layers", "dcnv2", config.cross_layers != none.cross_layers);
-  only("cross_rank", "dcnv2", config.cross_rank != none.cross_rank);
-  only("cross", "dcnv2", config.cross != none.cross);
-  user_check(inputs.sparse > 0, "recommender.model = \"{}\" needs a sparse feature, but [rows] names none",
-             config.model);
-  user_check(config.model != "dlrm" || inputs.dense > 0,
-             "recommender.model = \"dlrm\" needs a dense feature, but [rows] names none; use another model");
+int64_t num_targets(const RecommenderInputs& inputs) {
+  return std::ranges::count_if(inputs.sequences, [](const auto& sequence) { return sequence.target >= 0; });
 }
 
 Tower::Tower(int64_t in, const std::vector<int64_t>& widths, const std::string& name, c10::Device device) : out_(in) {
   for (const int64_t width : widths) {
     const auto number = std::to_string(layers_.size());
-    layers_.push_back(register_module(number, layer(out_, width, name + "." + number, device)));
+    layers_.push_back(register_module(number, tower_linear(out_, width, name + "." + number, device)));
     out_ = width;
   }
 }
@@ -79,86 +45,55 @@ at::Tensor Tower::forward(at::Tensor x) {
   return x;
 }
 
-Recommender::Recommender(const RecommenderConfig& config, const RecommenderInputs& inputs, c10::Device device)
-    : config_(config), inputs_(inputs) {
+EmbeddedColumns::EmbeddedColumns(const RecommenderConfig& config, const RecommenderInputs& inputs)
+    : features(inputs.sparse * config.dim), wide(has_wide_part(config) ? inputs.sparse : 0) {
+  if (!reads_sequences(config)) return;
+  const int64_t sequences = std::ssize(inputs.sequences), pairs = std::ssize(inputs.co_actions);
+  events = sequences * inputs.length * config.dim;
+  if (has_negatives(config)) negatives = sequences * (inputs.length - 1) * config.dim;
+  if (config.model != "can") return;
+  micro = pairs * micro_parameters(config);
+  this->inputs = pairs * inputs.length * config.micro.front();
+}
+
+Recommender::Recommender(const RecommenderConfig& config, const RecommenderInputs& inputs)
+    : config_(config), inputs_(inputs), columns_(config, inputs) {}
+
+double Recommender::products_per_sample() const {
+  double products = 0;
+  for (const auto& parameter : parameters())
+    if (parameter.dim() == 2) products += static_cast<double>(parameter.numel());
+  return products;
+}
+
+at::Tensor Recommender::features(const RecommenderBatch& batch) const {
+  DOVETAIL_CHECK(batch.embedded.size(1) == columns_.all(), "{} columns, not {}", batch.embedded.size(1),
+                 columns_.all());
+  return batch.embedded.narrow(1, 0, columns_.features);
+}
+
+at::Tensor Recommender::events(const RecommenderBatch& batch) const {
+  const at::Tensor all = batch.embedded.narrow(1, columns_.features + columns_.wide, columns_.events);
+  return all.view({-1, std::ssize(inputs_.sequences), inputs_.length, config_.dim}).transpose(1, 2).flatten(2);
+}
+
+std::shared_ptr<Recommender> make_recommender(const RecommenderConfig& config, const RecommenderInputs& inputs,
+                                              c10::Device device) {
   check(config, inputs);
-  const int64_t embedded = inputs.sparse * config.dim, all = inputs.dense + embedded;
-  int64_t found = 0;  // columns that the head reads
-  if (config.model == "dlrm") {
-    std::vector<int64_t> widths = config.bottom;
-    widths.push_back(config.dim);
-    bottom_ = register_module("bottom", std::make_shared<Tower>(inputs.dense, widths, "bottom", device));
-    deep_ = std::make_shared<Tower>(config.dim + pairs(inputs.sparse + 1), config.deep, "deep", device);
-    found = deep_->out();
-  } else {
-    deep_ = std::make_shared<Tower>(all, config.deep, "deep", device);
-    found = deep_->out();
-    if (config.model == "dcnv2") {
-      for (int64_t i = 0; i < config.cross_layers; ++i) {
-        const int64_t in = config.cross_rank > 0 ? config.cross_rank : all;
-        if (config.cross_rank > 0) {
-          const auto name = fmt::format("cross_down{}", i);
-          cross_down_.push_back(register_module(
-              name, make_linear({.in = all, .out = in, .role = LinearRole::kTower, .name = name, .device = device})));
-        }
-        const auto name = fmt::format("cross{}", i);
-        cross_.push_back(register_module(name, layer(in, all, name, device)));
-      }
-      if (config.cross == "parallel") found += all;
-    }
-    if (config.model == "wide_deep" && inputs.dense > 0)
-      wide_ = register_module("wide", output(inputs.dense, "wide", device));
-  }
-  register_module("deep", deep_);
-  head_ = register_module("head", output(found, "head", device));
-}
-
-/// embeddings (B, F, dim): the inner products of each with those before it, (B, F (F - 1) / 2).
-at::Tensor Recommender::products_of_pairs(const at::Tensor& embeddings) const {
-  const int64_t count = embeddings.size(1);
-  const at::Tensor products = at::bmm(embeddings, embeddings.transpose(1, 2));
-  const at::Tensor place = at::tril_indices(count, count, -1, at::TensorOptions(at::kLong).device(products.device()));
-  return products.flatten(1).index_select(1, place[0] * count + place[1]);
-}
-
-at::Tensor Recommender::cross(const at::Tensor& x) {
-  at::Tensor y = x;
-  for (size_t i = 0; i < cross_.size(); ++i) {
-    const at::Tensor in = cross_down_.empty() ? y : cross_down_[i]->forward(y);
-    y = x * cross_[i]->forward(in) + y;
-  }
-  return y;
-}
-
-at::Tensor Recommender::forward(const at::Tensor& dense, const at::Tensor& embedded) {
-  const int64_t samples = embedded.size(0), columns = inputs_.sparse * config_.dim;
-  const at::Tensor features = embedded.narrow(1, 0, columns),
-                   vectors = features.view({samples, inputs_.sparse, config_.dim});
-  if (config_.model == "dlrm") {
-    const at::Tensor bottom = bottom_->forward(dense);
-    const at::Tensor products = products_of_pairs(at::cat({bottom.unsqueeze(1), vectors}, 1));
-    return head_->forward(deep_->forward(at::cat({bottom, products}, 1))).squeeze(1);
-  }
-  const at::Tensor all = at::cat({dense, features}, 1);
-  if (config_.model == "dcnv2") {
-    const at::Tensor crossed = cross(all);
-    if (config_.cross == "stacked") return head_->forward(deep_->forward(crossed)).squeeze(1);
-    return head_->forward(at::cat({crossed, deep_->forward(all)}, 1)).squeeze(1);
-  }
-  at::Tensor logit =
-      head_->forward(deep_->forward(all)).squeeze(1) + embedded.narrow(1, columns, inputs_.sparse).sum(1);
-  if (wide_) logit = logit + wide_->forward(dense).squeeze(1);
-  // All pairs at once: half of (the sum's square less the squares' sum).
-  if (config_.model == "deepfm") logit = logit + 0.5 * (vectors.sum(1).square() - vectors.square().sum(1)).sum(1);
-  return logit;
+  if (config.model == "din") return make_din(config, inputs, device);
+  if (config.model == "dien") return make_dien(config, inputs, device);
+  if (config.model == "can") return make_can(config, inputs, device);
+  if (config.model == "mmoe") return make_mmoe(config, inputs, device);
+  return make_interaction(config, inputs, device);
 }
 
 void initialize(Recommender& model, uint64_t seed) {
+  constexpr double kSlope = 0.25;
   const torch::NoGradGuard no_grad;
   for (auto& item : model.named_parameters()) {
     at::Tensor& parameter = item.value();
     if (parameter.dim() == 1 || item.key().starts_with("wide.")) {
-      parameter.zero_();
+      parameter.fill_(item.key().ends_with("slope") ? kSlope : 0);
       continue;
     }
     const double std = std::sqrt(2.0 / static_cast<double>(parameter.size(0) + parameter.size(1)));
@@ -166,14 +101,6 @@ void initialize(Recommender& model, uint64_t seed) {
   }
 }
 
-double flops_per_sample(const Recommender& model) {
-  double products = 0;
-  for (const auto& parameter : model.parameters())
-    if (parameter.dim() == 2) products += static_cast<double>(parameter.numel());
-  const RecommenderConfig& config = model.config();
-  const int64_t vectors = model.inputs().sparse + (config.model == "dlrm" ? 1 : 0);
-  if (config.model == "dlrm") products += static_cast<double>(vectors * vectors * config.dim);
-  return 6 * products;
-}
+double flops_per_sample(const Recommender& model) { return 6 * model.products_per_sample(); }
 
 }  // namespace dovetail

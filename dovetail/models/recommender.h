@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
@@ -24,45 +25,67 @@ class Tower : public torch::nn::Module {
   int64_t out_;
 };
 
+/// B samples.
+struct RecommenderBatch {
+  at::Tensor dense;     ///< (B, dense)
+  at::Tensor embedded;  ///< (B, columns), laid out as EmbeddedColumns
+  at::Tensor mask;      ///< (B, length) bool: the events that a sample has; undefined without sequences
+  at::Tensor
+      negative_mask;  ///< (B, length - 1) bool: events from the second on that have a negative; undefined without
+};
+
+struct RecommenderOutput {
+  at::Tensor logits;     ///< (B, tasks)
+  at::Tensor auxiliary;  ///< scalar: sum over the samples of what is added to the loss, weighted; undefined: nothing
+};
+
+/// What lies in a sample's `embedded`, side by side.
+struct EmbeddedColumns {
+  int64_t features = 0;   ///< sparse * dim
+  int64_t wide = 0;       ///< sparse: with a wide part, a weight of each
+  int64_t events = 0;     ///< sequences * length * dim
+  int64_t negatives = 0;  ///< sequences * (length - 1) * dim: another sample's event for each from the second on
+  int64_t micro = 0;      ///< co_actions * micro_parameters: the items' micro-MLPs
+  int64_t inputs = 0;     ///< co_actions * length * micro[0]: what they read
+
+  EmbeddedColumns(const RecommenderConfig& config, const RecommenderInputs& inputs);
+  int64_t all() const { return features + wide + events + negatives + micro + inputs; }
+};
+
 /// The dense part of a recommender: everything but its embeddings.
-///
-/// wide_deep  Cheng et al. 2016: a linear model of all features plus the deep part of dense features and embeddings.
-/// deepfm     Guo et al. 2017: a linear model of the sparse features, the inner products of all pairs of embeddings,
-/// and
-///            the deep part. Dense features go to the deep part.
-/// dlrm       Naumov et al. 2019: the dense features as one more embedding, the inner products of all pairs, and a
-/// tower
-///            on both.
-/// dcnv2      Wang et al. 2021: x_(l+1) = x_0 * (W_l x_l + b_l) + x_l over dense features and embeddings, W_l = U V of
-///            `cross_rank`.
 class Recommender : public torch::nn::Module {
  public:
-  Recommender(const RecommenderConfig& config, const RecommenderInputs& inputs, c10::Device device = c10::kCPU);
-
-  /// dense (B, dense); embedded (B, sparse dim): the features' embeddings side by side, and with a wide part `sparse`
-  /// columns more, their weights. Logits (B).
-  at::Tensor forward(const at::Tensor& dense, const at::Tensor& embedded);
+  virtual RecommenderOutput forward(const RecommenderBatch& batch) = 0;
+  /// Multiplications of a sample's forward pass.
+  virtual double products_per_sample() const;
 
   const RecommenderConfig& config() const { return config_; }
   const RecommenderInputs& inputs() const { return inputs_; }
 
- private:
-  at::Tensor cross(const at::Tensor& x);
-  at::Tensor products_of_pairs(const at::Tensor& embeddings) const;
+ protected:
+  Recommender(const RecommenderConfig& config, const RecommenderInputs& inputs);
 
+  /// (B, sparse * dim).
+  at::Tensor features(const RecommenderBatch& batch) const;
+  /// (B, length, sequences * dim): the embeddings of an event side by side; zero where there is none.
+  at::Tensor events(const RecommenderBatch& batch) const;
+  const EmbeddedColumns& columns() const { return columns_; }
+
+ private:
   RecommenderConfig config_;
   RecommenderInputs inputs_;
-  std::shared_ptr<Tower> bottom_, deep_;
-  std::vector<std::shared_ptr<Linear>> cross_down_, cross_;  ///< V and U; without a rank only U
-  std::shared_ptr<Linear> wide_;                             ///< of the dense features
-  std::shared_ptr<Linear> head_;                             ///< of what the parts found
+  EmbeddedColumns columns_;
 };
 
+/// The model that `config.model` names; its parameters are not initialized. Throws UserError as check.
+std::shared_ptr<Recommender> make_recommender(const RecommenderConfig& config, const RecommenderInputs& inputs,
+                                              c10::Device device = c10::kCPU);
+
 /// Matrices: normal of variance 2 / (in + out) (Glorot and Bengio 2010), a function of seed and name; biases and the
-/// wide part's weights: zero.
+/// wide part's weights: zero; slopes of PReLU: 1/4 (He et al. 2015).
 void initialize(Recommender& model, uint64_t seed);
 
-/// FLOPs of a sample's forward and backward pass through the model's matrices, without embeddings.
+/// FLOPs of a sample's forward and backward pass through the model, without embeddings.
 double flops_per_sample(const Recommender& model);
 
 }  // namespace dovetail

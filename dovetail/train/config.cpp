@@ -13,6 +13,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/train/quantization.h"
+#include "dovetail/train/recommender_lookups.h"
 
 namespace dovetail {
 namespace {
@@ -131,7 +132,7 @@ void check_across_sections(const RunConfig& config) {
   check_sections(config);
   if (config.recommends()) {
     config.rows.check();
-    check(config.recommender, {.dense = config.rows.num_dense(), .sparse = std::ssize(config.rows.sparse)});
+    check(config.recommender, recommender_inputs(config));
     check_embedding(config.embedding);
   } else {
     check_data_source(config.data);

@@ -65,6 +65,7 @@ bool TrainingLoop::take_step(StepTimings& timings) {
   state_.last = StepMetrics{.step = number,
                             .loss = outcome.loss,
                             .router_loss = outcome.router_loss,
+                            .auxiliary_loss = outcome.auxiliary_loss,
                             .lr = lr,
                             .grad_norm = outcome.grad_norm,
                             .tokens = state_.tokens,

@@ -47,6 +47,56 @@ KeptLines leading_lines(std::string_view text, int64_t last_step) {
   return kept;
 }
 
+/// The keys of one task, in the line itself where there is one and in "tasks" by name where there are several.
+void put_ranking(nlohmann::ordered_json& line, const TaskRanking& task) {
+  line["auc"] = finite_or_null(task.metrics.auc);
+  line["normalized_entropy"] = finite_or_null(task.metrics.normalized_entropy);
+  line["calibration"] = finite_or_null(task.metrics.calibration);
+  if (task.gauc) line["gauc"] = finite_or_null(*task.gauc);
+}
+
+void put_tasks(nlohmann::ordered_json& line, const std::vector<TaskRanking>& tasks) {
+  if (tasks.size() == 1) return put_ranking(line, tasks[0]);
+  for (const TaskRanking& task : tasks) {
+    nlohmann::ordered_json& of_task = line["tasks"][task.name];
+    of_task["samples"] = task.metrics.rows;
+    of_task["log_loss"] = finite_or_null(task.metrics.log_loss);
+    put_ranking(of_task, task);
+  }
+}
+
+double number_or_nan(const nlohmann::json& line, const char* key) {
+  return line.at(key).is_null() ? std::numeric_limits<double>::quiet_NaN() : line.at(key).get<double>();
+}
+
+TaskRanking ranking_from_json(const std::string& name, const nlohmann::json& line) {
+  TaskRanking task = {.name = name,
+                      .metrics = {.auc = number_or_nan(line, "auc"),
+                                  .normalized_entropy = number_or_nan(line, "normalized_entropy"),
+                                  .calibration = number_or_nan(line, "calibration")},
+                      .gauc = std::nullopt};
+  if (line.contains("log_loss")) {
+    task.metrics.rows = line.at("samples").get<int64_t>();
+    task.metrics.log_loss = number_or_nan(line, "log_loss");
+  }
+  if (line.contains("gauc")) task.gauc = number_or_nan(line, "gauc");
+  return task;
+}
+
+Validation validation_from_json(const nlohmann::json& line) {
+  Validation validation = {.loss = number_or_nan(line, "validation_loss")};
+  if (line.contains("validation_tokens")) {
+    validation.nats_per_byte = number_or_nan(line, "validation_nats_per_byte");
+    validation.tokens = line.at("validation_tokens").get<int64_t>();
+    return validation;
+  }
+  validation.tokens = line.at("validation_samples").get<int64_t>();
+  if (line.contains("auc")) validation.tasks.push_back(ranking_from_json("", line));
+  if (line.contains("tasks"))
+    for (const auto& [name, task] : line.at("tasks").items()) validation.tasks.push_back(ranking_from_json(name, task));
+  return validation;
+}
+
 }  // namespace
 
 nlohmann::ordered_json to_json(const StepMetrics& metrics) {
@@ -56,15 +106,13 @@ nlohmann::ordered_json to_json(const StepMetrics& metrics) {
                                  {"grad_norm", finite_or_null(metrics.grad_norm)},
                                  {metrics.samples ? "samples" : "tokens", metrics.tokens}};
   if (metrics.router_loss) line["router_loss"] = finite_or_null(*metrics.router_loss);
+  if (metrics.auxiliary_loss) line["auxiliary_loss"] = finite_or_null(*metrics.auxiliary_loss);
   if (metrics.skipped) line["skipped"] = true;
   if (metrics.validation) {
     line["validation_loss"] = finite_or_null(metrics.validation->loss);
-    if (const auto& ranking = metrics.validation->ranking) {
+    if (const auto& tasks = metrics.validation->tasks; !tasks.empty()) {
       line["validation_samples"] = metrics.validation->tokens;
-      line["auc"] = finite_or_null(ranking->auc);
-      line["normalized_entropy"] = finite_or_null(ranking->normalized_entropy);
-      line["calibration"] = finite_or_null(ranking->calibration);
-      if (metrics.validation->gauc) line["gauc"] = finite_or_null(*metrics.validation->gauc);
+      put_tasks(line, tasks);
     } else {
       line["validation_nats_per_byte"] = finite_or_null(metrics.validation->nats_per_byte);
       line["validation_tokens"] = metrics.validation->tokens;
@@ -74,9 +122,7 @@ nlohmann::ordered_json to_json(const StepMetrics& metrics) {
 }
 
 StepMetrics step_metrics_from_json(const nlohmann::json& line) {
-  const auto number = [&](const char* key) {
-    return line.at(key).is_null() ? std::numeric_limits<double>::quiet_NaN() : line.at(key).get<double>();
-  };
+  const auto number = [&](const char* key) { return number_or_nan(line, key); };
   const bool samples = line.contains("samples");
   StepMetrics metrics = {.step = line.at("step").get<int64_t>(),
                          .loss = number("loss"),
@@ -86,18 +132,8 @@ StepMetrics step_metrics_from_json(const nlohmann::json& line) {
                          .samples = samples,
                          .skipped = line.value("skipped", false)};
   if (line.contains("router_loss")) metrics.router_loss = number("router_loss");
-  if (line.contains("auc")) {
-    metrics.validation = Validation{.loss = number("validation_loss"),
-                                    .tokens = line.at("validation_samples").get<int64_t>(),
-                                    .ranking = RankingMetrics{.auc = number("auc"),
-                                                              .normalized_entropy = number("normalized_entropy"),
-                                                              .calibration = number("calibration")}};
-    if (line.contains("gauc")) metrics.validation->gauc = number("gauc");
-  } else if (line.contains("validation_loss")) {
-    metrics.validation = Validation{.loss = number("validation_loss"),
-                                    .nats_per_byte = number("validation_nats_per_byte"),
-                                    .tokens = line.at("validation_tokens").get<int64_t>()};
-  }
+  if (line.contains("auxiliary_loss")) metrics.auxiliary_loss = number("auxiliary_loss");
+  if (line.contains("validation_loss")) metrics.validation = validation_from_json(line);
   return metrics;
 }
 

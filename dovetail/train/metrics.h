@@ -12,9 +12,10 @@ namespace dovetail {
 
 /// What a step did, in numbers that depend on config, data and number of ranks alone: a line of metrics.jsonl.
 struct StepMetrics {
-  int64_t step = 0;                   ///< steps done, counted from 1
-  double loss = 0;                    ///< nats per token, or per sample of a recommender, over the global batch
-  std::optional<double> router_loss;  ///< what the routers' losses add to it, with their coefficients
+  int64_t step = 0;                      ///< steps done, counted from 1
+  double loss = 0;                       ///< nats per token, or per sample of a recommender, over the global batch
+  std::optional<double> router_loss;     ///< what the routers' losses add to it, with their coefficients
+  std::optional<double> auxiliary_loss;  ///< what a recommender's auxiliary loss adds to it, weighted, per sample
   double lr = 0;
   double grad_norm = 0;  ///< of the mean gradient, before clipping
   int64_t tokens = 0;    ///< or samples, trained on so far, all ranks

@@ -61,6 +61,7 @@ std::string progress_text(const ProgressState& state, int columns) {
   const std::string head = fmt::format("step {:>{}}/{}", state.step, digits, state.steps);
   std::string tail = fmt::format("{:3.0f} %  loss {:.3f}", std::floor(fraction * 100), state.loss);
   if (state.validation_loss) tail += fmt::format("  val {:.3f}", *state.validation_loss);
+  if (!state.auc.empty()) tail += fmt::format("  auc {}", state.auc);
   tail += fmt::format("  {} {}", rate(state.tokens_per_s), state.rate_unit);
   if (state.utilization > 0) tail += fmt::format("  {:.0f} % of peak", state.utilization * 100);
   if (state.step < state.steps) tail += fmt::format("  eta {}", format_duration(state.eta_s));

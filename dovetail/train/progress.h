@@ -31,6 +31,7 @@ struct ProgressState {
   int64_t step = 0, steps = 0;  ///< done, of all
   double loss = 0;              ///< nats per token or sample
   std::optional<double> validation_loss;
+  std::string auc;  ///< of each task; empty: none
   double tokens_per_s = 0;
   const char* rate_unit = "tok/s";
   double utilization = 0;  ///< 0 to 1; 0: unknown

@@ -12,11 +12,13 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
+#include "dovetail/base/rng.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/adamw.h"
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/train/collective.h"
 #include "dovetail/train/ranking_metrics.h"
+#include "dovetail/train/recommender_loss.h"
 
 namespace dovetail {
 namespace {
@@ -26,32 +28,11 @@ constexpr std::string_view kTables = "embedding.";
 std::string weight_name(const embedding::TableSpec& table) { return fmt::format("{}{}.weight", kTables, table.name); }
 std::string state_name(const embedding::TableSpec& table) { return fmt::format("{}{}.state", kTables, table.name); }
 
-/// The ids of a batch as the tables take them: with a wide part each feature's ids once more, for its second table.
-embedding::Jagged embedding_ids(const RowBatch& batch, int64_t features, bool wide) {
-  embedding::Jagged jagged{.values = batch.values,
-                           .offsets = batch.offsets,
-                           .weights = batch.weights,
-                           .features = features,
-                           .samples = batch.dense.size(0)};
-  if (!wide) return jagged;
-  const int64_t ids = batch.values.numel();
-  jagged.values = at::cat({batch.values, batch.values});
-  jagged.offsets = at::cat({batch.offsets, batch.offsets.narrow(0, 1, batch.offsets.numel() - 1) + ids});
-  if (batch.weights.defined()) jagged.weights = at::cat({batch.weights, batch.weights});
-  jagged.features *= 2;
-  return jagged;
-}
-
-/// Sum over samples of the cross-entropy, in nats.
-at::Tensor loss_sum(const at::Tensor& logits, const at::Tensor& labels) {
-  return at::binary_cross_entropy_with_logits(logits, labels, {}, {}, at::Reduction::Sum);
-}
-
 /// A vector of every rank's, in their order, on rank 0; the others get nothing.
 at::Tensor to_rank_zero(const std::shared_ptr<Group>& group, const at::Tensor& x) {
   std::vector<int64_t> send(static_cast<size_t>(group->size()), 0);
   send[0] = x.numel();
-  return Exchange(group, exchange_sizes(*group, send)).start(x).wait();
+  return Exchange(group, exchange_sizes(*group, send)).start(x.contiguous()).wait();
 }
 
 std::vector<int> ranks_of(const Group& group) {
@@ -78,16 +59,6 @@ void check_tables(const embedding::PackSpec& spec, std::map<std::string, at::Ten
     throw UserError(fmt::format("the checkpoint's \"{}\" is not a table of this model", tensors.begin()->first));
 }
 
-embedding::OptimizerSpec optimizer_spec(const EmbeddingSection& config) {
-  return {.kind = embedding::parse_optimizer(config.optimizer),
-          .lr = config.lr,
-          .momentum = config.momentum,
-          .beta1 = config.betas[0],
-          .beta2 = config.betas[1],
-          .eps = config.eps,
-          .weight_decay = config.weight_decay};
-}
-
 /// Nothing where all rows are in memory.
 std::optional<embedding::TierOptions> tier_options(const RunConfig& config, const embedding::PackSpec& spec,
                                                    const embedding::EmbeddingPlan& plan) {
@@ -107,40 +78,19 @@ std::optional<embedding::TierOptions> tier_options(const RunConfig& config, cons
 
 }  // namespace
 
-RecommenderInputs recommender_inputs(const RunConfig& config) {
-  return {.dense = config.rows.num_dense(), .sparse = static_cast<int64_t>(config.rows.sparse.size())};
-}
-
-embedding::PackSpec table_specs(const RunConfig& config) {
-  embedding::PackSpec pack{.tables = {},
-                           .feature_table = {},
-                           .optimizer = optimizer_spec(config.embedding),
-                           .seed = static_cast<uint64_t>(config.run.seed)};
-  const auto add = [&](const char* suffix, int64_t dim) {
-    for (const SparseConfig& feature : config.rows.sparse) {
-      pack.feature_table.push_back(static_cast<int64_t>(pack.tables.size()));
-      pack.tables.push_back({.name = feature.feature_name() + suffix,
-                             .rows = feature.num_rows,
-                             .dim = dim,
-                             .pooling = embedding::parse_pooling(config.embedding.pooling)});
-    }
-  };
-  add("", config.recommender.dim);
-  if (has_wide_part(config.recommender)) add(".wide", 1);
-  return pack;
-}
-
 RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr<Group> group, RunFolder* folder,
                                          bool quiet, RunState state, const std::map<std::string, at::Tensor>& tensors)
     : TrainingLoop(run, std::move(group), std::move(state)) {
   const RunConfig& config = run_.config;
   const auto seed = static_cast<uint64_t>(config.run.seed);
-  model_ = std::make_shared<Recommender>(config.recommender, recommender_inputs(config));
+  model_ = make_recommender(config.recommender, recommender_inputs(config));
   initialize(*model_, seed);
+  lookups_.emplace(config);
+  validations_.resize(config.rows.label.size());
   loader_.emplace(
       config.rows,
       RowLoaderOptions{.seed = seed, .batch = config.train.batch, .rank = group_->rank(), .world = group_->size()});
-  const embedding::PackSpec spec = table_specs(config);
+  const embedding::PackSpec spec = lookups_->pack();
   const embedding::EmbeddingPlan plan = plan_tables(spec);
   const Payload payload = parse_payload(config.embedding.exchange);
   tables_.emplace(spec, plan, group_->split({ranks_of(*group_)}), Payloads{.forward = payload, .backward = payload},
@@ -159,7 +109,7 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
 
 embedding::EmbeddingPlan RecommenderTraining::plan_tables(const embedding::PackSpec& spec) {
   const RowBatch batch = loader_->step(state_.step);
-  const embedding::Jagged ids = embedding_ids(batch, model_->inputs().sparse, has_wide_part(config().recommender));
+  const embedding::Jagged ids = lookups_->ids(batch);
   std::vector<double> counts = {static_cast<double>(ids.samples)};
   for (int64_t f = 0; f < ids.features; ++f) {
     const at::Tensor ends = ids.offsets.narrow(0, f * ids.samples, ids.samples + 1);
@@ -173,24 +123,32 @@ embedding::EmbeddingPlan RecommenderTraining::plan_tables(const embedding::PackS
   return embedding::make_plan(spec, options);
 }
 
-RecommenderTraining::Lookups RecommenderTraining::start_lookups(int64_t step) {
-  Lookups lookups{.step = step, .batch = loader_->step(step)};
-  const embedding::Jagged ids =
-      embedding_ids(lookups.batch, model_->inputs().sparse, has_wide_part(config().recommender));
+RecommenderTraining::StepIds RecommenderTraining::start_lookups(int64_t step) {
+  StepIds found{.step = step, .batch = loader_->step(step)};
+  const auto seed = static_cast<uint64_t>(config().run.seed);
+  found.ids = lookups_->ids(found.batch, mix_seed(seed, static_cast<uint64_t>(step + 1)));
   const int64_t parts = (run_.most_samples + run_.micro_batch - 1) / run_.micro_batch;
-  lookups.tables = tables_->start(ids, run_.micro_batch, parts);
-  return lookups;
+  found.tables = tables_->start(found.ids, run_.micro_batch, parts);
+  return found;
+}
+
+RecommenderBatch RecommenderTraining::model_input(const at::Tensor& dense, const embedding::Jagged& ids,
+                                                  at::Tensor embedded) const {
+  return {.dense = dense,
+          .embedded = std::move(embedded),
+          .mask = lookups_->mask(ids),
+          .negative_mask = lookups_->negative_mask(ids)};
 }
 
 StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) {
   const double begin_s = now_seconds();
-  Lookups now = ahead_ && ahead_->step == number - 1 ? std::move(*ahead_) : start_lookups(number - 1);
+  StepIds now = ahead_ && ahead_->step == number - 1 ? std::move(*ahead_) : start_lookups(number - 1);
   ahead_.reset();
   timings.data_ms = 1e3 * (now_seconds() - begin_s);
-  const RowBatch& batch = now.batch;
   embedding::TableStep& step = now.tables;
-  const int64_t parts = step.micro_batches();
-  double loss = 0;
+  const int64_t parts = step.micro_batches(), samples = now.ids.samples;
+  const at::Tensor scales = task_scales(now.batch.labels, config().recommender.task_weights, *group_);
+  Losses losses;
   reducer_->begin();
   tables_->begin(step);
   tables_->gather(step, 0);
@@ -198,9 +156,8 @@ StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want
   for (int64_t m = 0; m < parts; ++m) {
     const at::Tensor pooled = tables_->wait(step, m);
     if (m + 1 < parts) tables_->gather(step, m + 1);
-    at::Tensor gradient;
-    loss += run_dense(batch, std::min(m * run_.micro_batch, batch.dense.size(0)), pooled, gradient, m + 1 == parts);
-    tables_->add_gradient(step, m, gradient);
+    const int64_t first = std::min(m * run_.micro_batch, samples);
+    tables_->add_gradient(step, m, run_dense(now, first, pooled, scales, m + 1 == parts, losses));
     if (m == 0 && ahead_) tables_->prefetch(ahead_->tables);
   }
   reducer_->finish();
@@ -215,11 +172,12 @@ StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want
   const auto weight = static_cast<double>(config().train.batch);
   std::vector<at::Tensor> gradients;
   for (size_t i = 0; i < reducer_->size(); ++i) gradients.push_back(reducer_->gradient(i));
-  const std::vector<double> sums = sum_over_ranks(*group_, {loss, want_stop ? 1.0 : 0.0});
+  const std::vector<double> sums = sum_over_ranks(*group_, {losses.loss, want_stop ? 1.0 : 0.0, losses.auxiliary});
   StepOutcome outcome = {.loss = sums[0] / weight,
                          .grad_norm = std::sqrt(sum_of_squares(gradients)) / weight,
                          .tokens = config().train.batch,
                          .stop = sums[1] > 0};
+  if (has_negatives(config().recommender)) outcome.auxiliary_loss = sums[2] / weight;
   outcome.skipped = !std::isfinite(outcome.loss) || !std::isfinite(outcome.grad_norm);
   if (outcome.skipped) {
     tables_->discard(step);
@@ -233,26 +191,30 @@ StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want
   return outcome;
 }
 
-double RecommenderTraining::run_dense(const RowBatch& batch, int64_t first, const at::Tensor& pooled,
-                                      at::Tensor& gradient, bool last) {
+at::Tensor RecommenderTraining::run_dense(const StepIds& step, int64_t first, const at::Tensor& pooled,
+                                          const at::Tensor& scales, bool last, Losses& losses) {
   const int64_t samples = pooled.size(0), grain = config().recommender.grain;
   const auto weight = static_cast<double>(config().train.batch);
-  gradient = samples > grain ? embedding::allocate(pooled.numel()).view(pooled.sizes()) : pooled;
-  double loss = 0;
+  at::Tensor gradient = samples > grain ? embedding::allocate(pooled.numel()).view(pooled.sizes()) : pooled;
   if (last && samples == 0) reducer_->arm();
   for (int64_t begin = 0; begin < samples; begin += grain) {
-    const int64_t count = std::min(grain, samples - begin);
+    const int64_t at = first + begin, count = std::min(grain, samples - begin);
     const at::Tensor embedded = pooled.narrow(0, begin, count).detach().requires_grad_();
     at::Tensor sum;
     {
       const TraceSpan span("forward");
-      sum = loss_sum(model_->forward(batch.dense.narrow(0, first + begin, count), embedded),
-                     batch.labels.narrow(0, first + begin, count).squeeze(1));
+      const embedding::Jagged ids = embedding::samples_of(step.ids, at, count);
+      const RecommenderOutput found = model_->forward(model_input(step.batch.dense.narrow(0, at, count), ids, embedded));
+      sum = loss_sum(found.logits, step.batch.labels.narrow(0, at, count), scales);
+      losses.loss += sum.item<double>();
+      if (found.auxiliary.defined()) {
+        losses.auxiliary += found.auxiliary.item<double>();
+        sum = sum + found.auxiliary;
+      }
     }
     if (last && begin + grain >= samples) reducer_->arm();
     const TraceSpan span("backward");
     sum.backward();
-    loss += sum.item<double>();
     const at::Tensor of_mean = embedded.grad().div_(weight);
     if (samples > grain) {
       gradient.narrow(0, begin, count).copy_(of_mean);
@@ -260,7 +222,7 @@ double RecommenderTraining::run_dense(const RowBatch& batch, int64_t first, cons
       gradient = of_mean;
     }
   }
-  return loss;
+  return gradient;
 }
 
 std::optional<Validation> RecommenderTraining::evaluate() {
@@ -269,39 +231,48 @@ std::optional<Validation> RecommenderTraining::evaluate() {
   if (rows == 0) return std::nullopt;
   const at::NoGradGuard no_grad;
   const TraceSpan span("validate");
-  const Validation found = evaluate_rows(rows);
-  validations_.push_back(*found.ranking);
-  if (output() != nullptr)
-    for (const std::string& line : ranking_warnings(validations_)) output()->warn(line);
-  return found;
-}
-
-Validation RecommenderTraining::evaluate_rows(int64_t rows) {
   const int64_t rank = group_->rank(), ranks = group_->size();
   std::vector<at::Tensor> logits, labels, groups;
   for (int64_t first = 0; first < rows; first += config().train.batch) {
     const int64_t count = std::min(rows - first, config().train.batch);
     const RowBatch batch = loader_->validation(first + count * rank / ranks, first + count * (rank + 1) / ranks);
-    const embedding::Jagged ids = embedding_ids(batch, model_->inputs().sparse, has_wide_part(config().recommender));
-    logits.push_back(model_->forward(batch.dense, tables_->lookup(ids)));
-    labels.push_back(batch.labels.squeeze(1));
+    const embedding::Jagged ids = lookups_->ids(batch);
+    logits.push_back(model_->forward(model_input(batch.dense, ids, tables_->lookup(ids))).logits);
+    labels.push_back(batch.labels);
     if (batch.groups.defined()) groups.push_back(batch.groups);
   }
-  const at::Tensor own_logits = at::cat(logits), own_labels = at::cat(labels);
+  const at::Tensor own_logits = at::cat(logits), own_labels = at::cat(labels),
+                   own_groups = groups.empty() ? at::Tensor() : at::cat(groups);
+  Validation found{.tokens = rows};
+  for (int64_t k = 0; k < own_labels.size(1); ++k) {
+    const auto task = static_cast<size_t>(k);
+    found.tasks.push_back(rank_task(task, own_logits.select(1, k), own_labels.select(1, k), own_groups));
+    const RankingMetrics& metrics = found.tasks.back().metrics;
+    const std::vector<double>& weights = config().recommender.task_weights;
+    found.loss += (weights.empty() ? 1 : weights[task]) * metrics.log_loss;
+    validations_[task].push_back(metrics);
+    if (output() == nullptr) continue;
+    for (const std::string& line : ranking_warnings(validations_[task]))
+      output()->warn(own_labels.size(1) > 1 ? fmt::format("{}: {}", found.tasks.back().name, line) : line);
+  }
+  return found;
+}
+
+TaskRanking RecommenderTraining::rank_task(size_t task, const at::Tensor& logits, const at::Tensor& labels,
+                                           const at::Tensor& groups) {
   RankingSums sums;
-  sums.add(own_logits, own_labels);
+  sums.add(logits, labels);
   group_->all_reduce(sums.counts);
   group_->all_reduce(sums.sums);
-  RankingMetrics metrics = sums.metrics();
-  if (ranks == 1) {
-    metrics.auc = exact_auc(own_logits, own_labels);
-    metrics.auc_error = 0;
+  TaskRanking found = {.name = config().rows.label[task], .metrics = sums.metrics(), .gauc = std::nullopt};
+  if (group_->size() == 1) {
+    found.metrics.auc = exact_auc(logits, labels);
+    found.metrics.auc_error = 0;
   }
-  Validation found{.loss = metrics.log_loss, .tokens = metrics.rows, .ranking = metrics};
-  if (groups.empty()) return found;
-  const at::Tensor all_logits = to_rank_zero(group_, own_logits), all_labels = to_rank_zero(group_, own_labels),
-                   all_groups = to_rank_zero(group_, at::cat(groups));
-  if (rank == 0) found.gauc = grouped_auc(all_logits, all_labels, all_groups);
+  if (!groups.defined()) return found;
+  const at::Tensor all_logits = to_rank_zero(group_, logits), all_labels = to_rank_zero(group_, labels),
+                   all_groups = to_rank_zero(group_, groups);
+  if (group_->rank() == 0) found.gauc = grouped_auc(all_logits, all_labels, all_groups);
   return found;
 }
 
@@ -309,15 +280,18 @@ void RecommenderTraining::finish(const RunFolder&, bool quiet) {
   if (quiet) return;
   if (const auto tiers = tables_->tier_counters())
     log_info(
-        "rows in memory: {:.1f} % of accesses, {:.1f} % if the most frequent rows of the last count were there; {} "
-        "read "
+        "rows in memory: {:.1f} % of accesses, {:.1f} % if the most frequent rows of the last count were there; {} read "
         "from the disk, {} written",
         100 * tiers->hit_rate(), 100 * tiers->ideal_hit_rate(), format_bytes(static_cast<double>(tiers->bytes_read)),
         format_bytes(static_cast<double>(tiers->bytes_written)));
   if (!state_.last_evaluated) return;
   const Validation& found = *state_.last_evaluated->validation;
-  log_info("validation: {} rows, AUC {:.4f}, log loss {:.4f}, normalised entropy {:.4f}, calibration {:.3f}",
-           found.tokens, found.ranking->auc, found.loss, found.ranking->normalized_entropy, found.ranking->calibration);
+  for (const TaskRanking& task : found.tasks) {
+    const bool one = found.tasks.size() == 1;
+    log_info("validation{}: {} rows, AUC {:.4f}, log loss {:.4f}, normalised entropy {:.4f}, calibration {:.3f}",
+             one ? "" : " of " + task.name, one ? found.tokens : task.metrics.rows, task.metrics.auc,
+             one ? found.loss : task.metrics.log_loss, task.metrics.normalized_entropy, task.metrics.calibration);
+  }
 }
 
 std::map<std::string, at::Tensor> RecommenderTraining::checkpoint_tensors() {

@@ -11,16 +11,17 @@
 #include "dovetail/models/recommender.h"
 #include "dovetail/train/loop.h"
 #include "dovetail/train/optimizer.h"
+#include "dovetail/train/recommender_lookups.h"
 
 namespace dovetail {
 
 /// A run with its recommender, tables, optimizers and rows in memory.
 ///
 /// A step is synchronous: all rows of its batch are looked up before any is updated. Its gradients are those of the
-/// mean loss of the batch; train.clip is of the dense part's. Tables are spread over the ranks, the dense part is on
-/// each. While a micro-batch is in the dense part, the rows of the next one are on their way. The dense part takes
-/// recommender.grain samples at a time, so that its sums have the same bits however the batch is cut into
-/// micro-batches.
+/// mean loss of the batch (task_scales says what that is for several tasks); train.clip is of the dense part's. Tables
+/// are spread over the ranks, the dense part is on each. While a micro-batch is in the dense part, the rows of the next
+/// one are on their way. The dense part takes recommender.grain samples at a time, so that its sums have the same bits
+/// however the batch is cut into micro-batches.
 class RecommenderTraining : public TrainingLoop {
  public:
   /// As Training.
@@ -38,37 +39,38 @@ class RecommenderTraining : public TrainingLoop {
   std::map<std::string, at::Tensor> checkpoint_tensors() override;
   nlohmann::json checkpoint_state() const override;
 
-  /// Rows of a step, counted from 0, and their ids on their way to the tables.
-  struct Lookups {
+  /// Rows of a step, counted from 0, and what they look up, on its way to the tables.
+  struct StepIds {
     int64_t step;
     RowBatch batch;
+    embedding::Jagged ids;
     embedding::TableStep tables;
   };
+  /// Sums over the samples of this rank.
+  struct Losses {
+    double loss = 0, auxiliary = 0;
+  };
 
-  Lookups start_lookups(int64_t step);
+  StepIds start_lookups(int64_t step);
   /// The plan for the ids that a sample of this data has.
   embedding::EmbeddingPlan plan_tables(const embedding::PackSpec& spec);
   void restore_from(const std::map<std::string, at::Tensor>& tensors);
-  /// Forward and backward of samples [first, first + pooled.size(0)) of the rank's batch: the sum of their losses, and
-  /// the gradient of `pooled` for the mean over the whole batch.
-  double run_dense(const RowBatch& batch, int64_t first, const at::Tensor& pooled, at::Tensor& gradient, bool last);
-  Validation evaluate_rows(int64_t rows);
+  /// Forward and backward of samples [first, first + pooled.size(0)) of the rank's batch, whose losses are added to
+  /// `losses`: the gradient of `pooled` for the mean over the whole batch.
+  at::Tensor run_dense(const StepIds& step, int64_t first, const at::Tensor& pooled, const at::Tensor& scales,
+                       bool last, Losses& losses);
+  TaskRanking rank_task(size_t task, const at::Tensor& logits, const at::Tensor& labels, const at::Tensor& groups);
+  RecommenderBatch model_input(const at::Tensor& dense, const embedding::Jagged& ids, at::Tensor embedded) const;
 
   std::shared_ptr<Recommender> model_;
+  std::optional<RecommenderLookups> lookups_;
   std::optional<embedding::DistributedTables> tables_;
   std::optional<Optimizer> optimizer_;
   std::optional<GradientReducer> reducer_;
   std::optional<RowLoader> loader_;
-  embedding::TierCounters tiers_before_;     ///< of this rank, up to the last step
-  std::optional<Lookups> ahead_;             ///< of the next step
-  std::vector<RankingMetrics> validations_;  ///< of this process
+  embedding::TierCounters tiers_before_;                  ///< of this rank, up to the last step
+  std::optional<StepIds> ahead_;                          ///< of the next step
+  std::vector<std::vector<RankingMetrics>> validations_;  ///< of each task, of this process
 };
-
-/// What [rows] gives a model.
-RecommenderInputs recommender_inputs(const RunConfig& config);
-
-/// The tables of a config whose rows are resolved: for each sparse feature one of recommender.dim, and with a wide part
-/// one of dimension 1 behind them, "<feature>.wide".
-embedding::PackSpec table_specs(const RunConfig& config);
 
 }  // namespace dovetail

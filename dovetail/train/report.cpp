@@ -23,12 +23,25 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 struct Figures {
   int64_t step = 0, steps = 0, skipped = 0;
-  double loss = kNaN, validation_loss = kNaN, validation_per_byte = kNaN, auc = kNaN, tokens = kNaN;
-  double latest_loss = kNaN, best_loss = kNaN;  ///< validation losses that were measured on the same tokens
+  double loss = kNaN, validation_loss = kNaN, validation_per_byte = kNaN, tokens = kNaN;
+  std::vector<std::pair<std::string, double>> auc;  ///< of each task of a recommender; one has no name
+  double latest_loss = kNaN, best_loss = kNaN;      ///< validation losses that were measured on the same tokens
   double seconds = 0;
   int64_t best_step = 0;
   bool finished = false;
 };
+
+/// Those that exist, by task.
+std::vector<std::pair<std::string, double>> auc_of_tasks(const Json& line) {
+  std::vector<std::pair<std::string, double>> found;
+  const auto add = [&](const std::string& task, const Json& keys) {
+    if (const double auc = number_of(keys, "auc"); std::isfinite(auc)) found.emplace_back(task, auc);
+  };
+  add("", line);
+  if (line.contains("tasks"))
+    for (const auto& [task, keys] : line["tasks"].items()) add(task, keys);
+  return found;
+}
 
 Figures read_figures(const RunFiles& run) {
   Figures f{.steps = run.config.train.steps};
@@ -43,9 +56,10 @@ Figures read_figures(const RunFiles& run) {
     if (!std::isfinite(validation)) continue;
     f.validation_loss = validation;
     f.validation_per_byte = number_of(line, "validation_nats_per_byte");
-    f.auc = number_of(line, "auc");
+    f.auc = auc_of_tasks(line);
     // Losses compare on the same tokens alone: the last evaluation usually reads more than those on the way.
-    const double tokens = number_of(line, line.contains("auc") ? "validation_samples" : "validation_tokens");
+    const double tokens =
+        number_of(line, line.contains("validation_samples") ? "validation_samples" : "validation_tokens");
     if (std::isnan(f.latest_loss)) compared_tokens = tokens;
     if (tokens != compared_tokens && !std::isnan(compared_tokens)) continue;
     f.latest_loss = validation;
@@ -69,11 +83,10 @@ std::string verdict(const Figures& f, const char* unit) {
                          ? fmt::format("Trained all {} steps", format_grouped(f.steps))
                          : fmt::format("{} of {} steps so far", format_grouped(f.step), format_grouped(f.steps));
   if (std::isfinite(f.validation_loss)) {
-    if (std::isfinite(f.auc))
-      text += fmt::format(": AUC {:.4f}, {:.4g} nats per sample on held-out rows", f.auc, f.validation_loss);
-    else
-      text += fmt::format(": {:.4g} nats per {} on held-out {}", f.validation_loss, unit,
-                          std::string_view(unit) == "token" ? "text" : "rows");
+    text += ":";
+    for (const auto& [task, auc] : f.auc) text += fmt::format(" AUC {:.4f}{},", auc, task.empty() ? "" : " of " + task);
+    text += fmt::format(" {:.4g} nats per {} on held-out {}", f.validation_loss, unit,
+                        std::string_view(unit) == "token" ? "text" : "rows");
     if (std::isfinite(f.validation_per_byte)) text += fmt::format(", {:.4g} per byte", f.validation_per_byte);
     // Half a percent is no trend.
     if (f.latest_loss > 1.005 * f.best_loss) {
@@ -115,7 +128,8 @@ Json make_tiles(const RunFiles& run, const Figures& f) {
   };
   add(f.validation_loss, "validation loss", fmt::format("{:.4f}", f.validation_loss),
       run.config.recommends() ? "nats per sample" : fmt::format("perplexity {:.4g}", std::exp(f.validation_loss)));
-  add(f.auc, "AUC", fmt::format("{:.4f}", f.auc), "of held-out rows");
+  for (const auto& [task, auc] : f.auc)
+    add(auc, task.empty() ? "AUC" : ("AUC, " + task).c_str(), fmt::format("{:.4f}", auc), "of held-out rows");
   add(f.validation_per_byte, "nats per byte", fmt::format("{:.4f}", f.validation_per_byte), "of held-out text");
   add(f.loss, "training loss", fmt::format("{:.4f}", f.loss), "last step");
   const std::string unit = run.config.unit();

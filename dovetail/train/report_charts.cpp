@@ -83,6 +83,37 @@ void add_chart(Json& charts, const std::string& title, const char* format, const
   if (!kept.empty()) charts.push_back({{"title", title}, {"format", format}, {"scale", scale}, {"series", kept}});
 }
 
+/// The lines of the evaluations as they are of one task: its keys beside the step.
+std::vector<Json> lines_of_task(const std::vector<Json>& metrics, const std::string& task) {
+  std::vector<Json> lines;
+  for (const Json& line : metrics) {
+    if (!line.contains("tasks") || !line["tasks"].contains(task)) continue;
+    lines.push_back(line["tasks"][task]);
+    lines.back()["step"] = line["step"];
+  }
+  return lines;
+}
+
+/// How well each task ranks and how its probabilities fit.
+void add_rankings(Json& charts, const RunFiles& run, const Axes& axes) {
+  const std::vector<std::string>& tasks = run.config.rows.label;
+  std::vector<Json> auc, fit;
+  for (const std::string& task : tasks) {
+    const bool one = tasks.size() == 1;
+    const std::vector<Json>& lines = one ? run.metrics : lines_of_task(run.metrics, task);
+    const auto series = [&](std::vector<Json>& chart, const std::string& name, const char* key) {
+      chart.push_back(make_series((one ? name : task + ", " + name).c_str(), "points", lines, key, axes));
+    };
+    series(auc, "all rows", "auc");
+    series(auc, "within groups", "gauc");
+    series(fit, "normalised entropy", "normalized_entropy");
+    series(fit, "calibration", "calibration");
+    if (!one) series(fit, "log loss (nats)", "log_loss");
+  }
+  add_chart(charts, "AUC (validation)", "number", "linear", auc);
+  add_chart(charts, "Fit of probabilities (validation; 1: as the labels' mean)", "number", "linear", fit);
+}
+
 }  // namespace
 
 Json make_charts(const RunFiles& run) {
@@ -94,12 +125,9 @@ Json make_charts(const RunFiles& run) {
   add_chart(charts, fmt::format("Loss (nats per {})", unit), "number", "linear",
             {make_series("training", "noisy", metrics, "loss", axes),
              make_series("validation", "points", metrics, "validation_loss", axes)});
-  add_chart(charts, "AUC (validation)", "number", "linear",
-            {make_series("all rows", "points", metrics, "auc", axes),
-             make_series("within groups", "points", metrics, "gauc", axes)});
-  add_chart(charts, "Fit of probabilities (validation; 1: as the labels' mean)", "number", "linear",
-            {make_series("normalised entropy", "points", metrics, "normalized_entropy", axes),
-             make_series("calibration", "points", metrics, "calibration", axes)});
+  add_rankings(charts, run, axes);
+  add_chart(charts, fmt::format("Auxiliary loss (nats per {})", unit), "number", "linear",
+            {make_series("training", "noisy", metrics, "auxiliary_loss", axes)});
   add_chart(charts, "Learning rate", "small", "linear", {make_series("learning rate", "line", metrics, "lr", axes)});
   add_chart(charts, "Gradient norm (before clipping)", "number", "log",
             {make_series("gradient norm", "noisy", metrics, "grad_norm", axes)});

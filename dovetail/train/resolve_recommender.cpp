@@ -7,7 +7,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/models/recommender.h"
-#include "dovetail/train/recommender_training.h"
+#include "dovetail/train/recommender_lookups.h"
 
 namespace dovetail {
 namespace {
@@ -15,7 +15,8 @@ namespace {
 constexpr int64_t kFloat = sizeof(float);
 
 struct TableSizes {
-  int64_t elements = 0, state = 0, columns = 0;
+  int64_t elements = 0, state = 0;
+  int64_t columns = 0;  ///< of the pooled rows of a sample
 };
 
 TableSizes sizes_of(const embedding::PackSpec& pack) {
@@ -23,14 +24,13 @@ TableSizes sizes_of(const embedding::PackSpec& pack) {
   for (const embedding::TableSpec& table : pack.tables) {
     sizes.elements += table.rows * table.dim;
     sizes.state += table.rows * embedding::state_per_row(pack.optimizer.kind, table.dim);
-    sizes.columns += table.dim;
   }
+  for (const int64_t table : pack.feature_table) sizes.columns += pack.tables[static_cast<size_t>(table)].dim;
   return sizes;
 }
 
 int64_t dense_parameters(const RunConfig& config) {
-  const Recommender model(config.recommender, recommender_inputs(config), c10::kMeta);
-  const auto parameters = model.parameters();
+  const auto parameters = make_recommender(config.recommender, recommender_inputs(config), c10::kMeta)->parameters();
   return std::accumulate(parameters.begin(), parameters.end(), int64_t{0},
                          [](int64_t sum, const at::Tensor& p) { return sum + p.numel(); });
 }
@@ -45,8 +45,6 @@ void check_recommender(const ResolvedRun& run) {
       "train.micro_batch = {} must be a multiple of recommender.grain = {}, so that results do not depend on it; "
       "lower the grain or take another micro-batch",
       run.micro_batch, grain);
-  user_check(rows.label.size() == 1, "rows.label names {} tasks, but recommender.model = \"{}\" learns one",
-             rows.label.size(), run.config.recommender.model);
   for (const SparseConfig& feature : rows.sparse)
     user_check(feature.num_rows > 0,
                "rows.sparse \"{}\" has no num_rows, but tables have a fixed number of rows; give one for its ids to be "
@@ -58,13 +56,13 @@ void resolve_recommender_size(ResolvedRun& run, Group& group) {
   run.precision = resolve_precision("fp32", std::nullopt, run.device, group);
   run.precision.recipe = run.config.precision.recipe;
   const RunConfig& config = run.config;
-  const TableSizes tables = sizes_of(table_specs(config));
+  const TableSizes tables = sizes_of(RecommenderLookups(config).pack());
   const int64_t dense = dense_parameters(config);
-  run.size = {
-      .parameters = dense + tables.elements,
-      .parameters_without_embedding = dense,
-      .active_parameters = dense + tables.columns,
-      .flops_per_token = flops_per_sample(Recommender(config.recommender, recommender_inputs(config), c10::kMeta))};
+  run.size = {.parameters = dense + tables.elements,
+              .parameters_without_embedding = dense,
+              .active_parameters = dense + tables.columns,
+              .flops_per_token =
+                  flops_per_sample(*make_recommender(config.recommender, recommender_inputs(config), c10::kMeta))};
   // Of a micro-batch: what the tables give, its copy beside the dense features and the gradients of both; of the whole
   // batch the gradients of what the tables gave.
   const int64_t wide = tables.columns + config.rows.num_dense();
@@ -77,7 +75,7 @@ void resolve_recommender_size(ResolvedRun& run, Group& group) {
 }
 
 std::string recommender_summary(const ResolvedRun& run) {
-  const embedding::PackSpec pack = table_specs(run.config);
+  const embedding::PackSpec pack = RecommenderLookups(run.config).pack();
   return fmt::format("{} {} parameters, {} in {} tables · {}", run.config.recommender.model,
                      format_count(static_cast<double>(run.size.parameters_without_embedding)),
                      format_count(static_cast<double>(run.size.parameters - run.size.parameters_without_embedding)),

@@ -1,6 +1,7 @@
 #include "dovetail/train/run_output.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -16,6 +17,25 @@ namespace dovetail {
 namespace {
 
 constexpr const char *kQuantizationFile = "quantization.jsonl", *kExpertsFile = "experts.jsonl";
+
+void add_rankings(const std::vector<TaskRanking>& tasks, std::vector<std::pair<std::string, double>>& values) {
+  for (const TaskRanking& task : tasks) {
+    const std::string of = tasks.size() > 1 ? " " + task.name : "";
+    values.insert(values.end(), {{"ranking/auc" + of, task.metrics.auc},
+                                 {"ranking/normalized_entropy" + of, task.metrics.normalized_entropy},
+                                 {"ranking/calibration" + of, task.metrics.calibration}});
+    if (tasks.size() > 1) values.emplace_back("ranking/log_loss" + of, task.metrics.log_loss);
+    if (task.gauc) values.emplace_back("ranking/gauc" + of, *task.gauc);
+  }
+}
+
+/// "0.6561", and of several tasks "late 0.6561, cancelled 0.7020".
+std::string auc_text(const std::vector<TaskRanking>& tasks) {
+  std::vector<std::string> parts;
+  for (const TaskRanking& task : tasks)
+    parts.push_back(fmt::format("{}{:.4f}", tasks.size() > 1 ? task.name + " " : "", task.metrics.auc));
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
 
 }  // namespace
 
@@ -54,21 +74,21 @@ void RunOutput::write(const StepMetrics& metrics) { metrics_.append(to_json(metr
 
 void RunOutput::write(const StepMetrics& metrics, const StepTimings& timings) {
   timings_.append(to_json(timings));
-  if (metrics.validation) validation_loss_ = metrics.validation->loss;
+  if (metrics.validation) {
+    validation_loss_ = metrics.validation->loss;
+    auc_ = auc_text(metrics.validation->tasks);
+  }
   if (events_) {
     const std::string rate_name = "speed/" + unit_ + "s_per_s";
+    std::vector<std::pair<std::string, double>> named;
     std::vector<std::pair<std::string_view, double>> values = {{"loss/train", metrics.loss},
                                                                {"optimizer/lr", metrics.lr},
                                                                {"optimizer/grad_norm", metrics.grad_norm},
                                                                {rate_name, timings.tokens_per_s}};
     if (metrics.validation) values.emplace_back("loss/validation", metrics.validation->loss);
-    if (metrics.validation && metrics.validation->ranking) {
-      const RankingMetrics& ranking = *metrics.validation->ranking;
-      values.insert(values.end(), {{"ranking/auc", ranking.auc},
-                                   {"ranking/normalized_entropy", ranking.normalized_entropy},
-                                   {"ranking/calibration", ranking.calibration}});
-      if (metrics.validation->gauc) values.emplace_back("ranking/gauc", *metrics.validation->gauc);
-    }
+    if (metrics.validation) add_rankings(metrics.validation->tasks, named);
+    values.insert(values.end(), named.begin(), named.end());
+    if (metrics.auxiliary_loss) values.emplace_back("loss/auxiliary", *metrics.auxiliary_loss);
     if (metrics.router_loss) values.emplace_back("loss/router", *metrics.router_loss);
     if (timings.utilization > 0) values.emplace_back("speed/utilization", timings.utilization);
     events_->scalars(metrics.step, values);
@@ -76,6 +96,7 @@ void RunOutput::write(const StepMetrics& metrics, const StepTimings& timings) {
   progress_.update({.step = metrics.step,
                     .loss = metrics.loss,
                     .validation_loss = validation_loss_,
+                    .auc = auc_,
                     .tokens_per_s = timings.tokens_per_s,
                     .rate_unit = unit_ == "token" ? "tok/s" : "samples/s",
                     .utilization = timings.utilization},

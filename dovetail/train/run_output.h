@@ -49,6 +49,7 @@ class RunOutput {
   std::optional<EventWriter> events_;
   Progress progress_;
   std::optional<double> validation_loss_;
+  std::string auc_;  ///< of the last evaluation
 };
 
 }  // namespace dovetail

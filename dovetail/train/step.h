@@ -29,12 +29,13 @@ struct StepPlace {
 
 /// What all ranks agree on after a step: the same bits on each.
 struct StepOutcome {
-  double loss = 0;                    ///< nats per token of the global batch
-  std::optional<double> router_loss;  ///< what the routers add to it, where there are experts
-  double grad_norm = 0;               ///< of the mean gradient
-  int64_t tokens = 0;                 ///< in the global batch
-  bool skipped = false;               ///< loss or norm not finite: nothing was updated
-  bool stop = false;                  ///< a rank wants to stop
+  double loss = 0;                       ///< nats per token of the global batch
+  std::optional<double> router_loss;     ///< what the routers add to it, where there are experts
+  std::optional<double> auxiliary_loss;  ///< what a recommender's auxiliary loss adds to it
+  double grad_norm = 0;                  ///< of the mean gradient
+  int64_t tokens = 0;                    ///< in the global batch
+  bool skipped = false;                  ///< loss or norm not finite: nothing was updated
+  bool stop = false;                     ///< a rank wants to stop
 };
 
 /// One optimizer step over all ranks: forward and backward of the micro-batches, reduction, guard, update.

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "dovetail/comm/group.h"
 #include "dovetail/data/token_store.h"
@@ -10,13 +12,19 @@
 
 namespace dovetail {
 
+/// How a task of a recommender ranks.
+struct TaskRanking {
+  std::string name;  ///< its entry of rows.label
+  RankingMetrics metrics;
+  std::optional<double> gauc;  ///< where its rows have groups
+};
+
 /// The loss on the validation split.
 struct Validation {
-  double loss = 0;                        ///< nats per token (exp(loss) is the perplexity) or per sample
-  double nats_per_byte = 0;               ///< of text, loss * (tokens / bytes of the whole split)
-  int64_t tokens = 0;                     ///< or samples, that it was measured on
-  std::optional<RankingMetrics> ranking;  ///< of a recommender
-  std::optional<double> gauc;             ///< where its rows have groups
+  double loss = 0;                 ///< nats per token (exp(loss) is the perplexity) or per sample
+  double nats_per_byte = 0;        ///< of text, loss * (tokens / bytes of the whole split)
+  int64_t tokens = 0;              ///< or samples, that it was measured on
+  std::vector<TaskRanking> tasks;  ///< of a recommender
 };
 
 struct ValidationOptions {

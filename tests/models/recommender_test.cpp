@@ -101,17 +101,17 @@ RecommenderConfig config_of(const std::string& model) {
 }
 
 void expect_definition(const RecommenderConfig& config, const RecommenderInputs& inputs) {
-  Recommender model(config, inputs);
-  initialize(model, 3);
+  const auto model = make_recommender(config, inputs);
+  initialize(*model, 3);
   const torch::NoGradGuard no_grad;
-  for (auto& item : model.named_parameters())  // biases too
+  for (auto& item : model->named_parameters())  // biases too
     item.value().copy_(testing::normal(item.value().sizes(), name_key(item.key())) * 0.5);
   const int64_t samples = 4, columns = inputs.sparse * (config.dim + (has_wide_part(config) ? 1 : 0));
   const at::Tensor dense = testing::normal({samples, inputs.dense}, 1),
                    embedded = testing::normal({samples, columns}, 2);
-  const at::Tensor logits = model.forward(dense, embedded);
-  ASSERT_EQ(logits.sizes(), at::IntArrayRef({samples}));
-  const Parameters parameters(model);
+  const at::Tensor logits = model->forward({.dense = dense, .embedded = embedded}).logits;
+  ASSERT_EQ(logits.sizes(), at::IntArrayRef({samples, 1}));
+  const Parameters parameters(*model);
   for (int64_t b = 0; b < samples; ++b) {
     Matrix embeddings;
     for (int64_t f = 0; f < inputs.sparse; ++f)
@@ -141,21 +141,50 @@ TEST(Recommender, IsItsDefinition) {
 TEST(Recommender, BeginsByGlorotAndByName) {
   RecommenderConfig config = config_of("deepfm");
   config.deep = {300, 200};
-  Recommender model(config, {.dense = 20, .sparse = 30}), again(config, {.dense = 20, .sparse = 30}),
-      other(config, {.dense = 20, .sparse = 30});
-  initialize(model, 7);
-  initialize(again, 7);
-  initialize(other, 8);
-  const auto weight = [](const Recommender& m) { return m.named_parameters()["deep.1.weight"]; };
+  const auto made = [&](uint64_t seed) {
+    auto model = make_recommender(config, {.dense = 20, .sparse = 30});
+    initialize(*model, seed);
+    return model;
+  };
+  const auto model = made(7), again = made(7), other = made(8);
+  const auto weight = [](const auto& m) { return m->named_parameters()["deep.1.weight"]; };
   EXPECT_TRUE(at::equal(weight(model), weight(again)));
   EXPECT_FALSE(at::equal(weight(model), weight(other)));
   EXPECT_NEAR(weight(model).std().item<double>(), std::sqrt(2.0 / 500), 0.002);
-  EXPECT_EQ(model.named_parameters()["deep.1.bias"].abs().sum().item<double>(), 0);
+  EXPECT_EQ(model->named_parameters()["deep.1.bias"].abs().sum().item<double>(), 0);
 }
 
-TEST(Recommender, CountsWhatItsMatricesMultiply) {
-  const Recommender model(config_of("wide_deep"), {.dense = 4, .sparse = 6});
-  EXPECT_EQ(flops_per_sample(model), 6 * (34 * 7 + 7 * 3 + 3 * 1 + 4 * 1));
+TEST(Recommender, SlopesOfPReluBeginAtAQuarter) {
+  const auto model = make_recommender(config_of("din"), {.dense = 1, .sparse = 2, .sequences = {{0}}, .length = 3});
+  initialize(*model, 1);
+  EXPECT_TRUE(at::equal(model->named_parameters()["attention.0_slope"], at::full({36}, 0.25)));
+}
+
+TEST(Recommender, CountsWhatItMultiplies) {
+  const auto flops = [](const RecommenderConfig& config, const RecommenderInputs& inputs) {
+    return flops_per_sample(*make_recommender(config, inputs));
+  };
+  EXPECT_EQ(flops(config_of("wide_deep"), {.dense = 4, .sparse = 6}), 6 * (34 * 7 + 7 * 3 + 3 * 1 + 4 * 1));
+  const RecommenderInputs history = {.dense = 4, .sparse = 6, .sequences = {{2}, {-1}}, .length = 9};
+  const int deep = 7 * 3 + 3 * 1;
+  RecommenderConfig config = config_of("din");
+  config.attention = {8};
+  EXPECT_EQ(flops(config, history), 6 * (44 * 7 + deep + 9 * (25 * 8 + 8 * 1) + 9 * 10));
+  config = config_of("dien");
+  config.interest = 8;
+  config.auxiliary = {6};
+  const int gru = 3 * 8 * (10 + 8), augru = 3 * 8 * (8 + 8), auxiliary = 18 * 6 + 6 * 1;
+  EXPECT_EQ(flops(config, history), 6 * (52 * 7 + deep + 9 * (gru + augru) + 5 * 8 + 9 * 8 + 2 * 8 * auxiliary));
+  config = config_of("can");
+  config.micro = {4, 3, 2};
+  RecommenderInputs pairs = history;
+  pairs.co_actions = {{2, 0}};
+  EXPECT_EQ(flops(config, pairs), 6 * ((44 + 2 * 5) * 7 + deep + 2 * 9 * (4 * 3 + 3 * 2)));
+  config = config_of("mmoe");
+  config.experts = 2;
+  config.expert = {11};
+  EXPECT_EQ(flops(config, {.dense = 4, .sparse = 6, .tasks = 3}),
+            6 * (2 * 34 * 11 + 3 * (34 * 2 + 11 * 7 + deep + 2 * 11)));
 }
 
 TEST(Recommender, RefusesWhatItsModelDoesNotRead) {
@@ -166,6 +195,28 @@ TEST(Recommender, RefusesWhatItsModelDoesNotRead) {
   };
   EXPECT_THAT(message([](auto& c) { c.bottom = {3}; }), HasSubstr("recommender.bottom is dlrm's"));
   EXPECT_THAT(message([](auto& c) { c.cross_rank = 3; }, "dlrm"), HasSubstr("recommender.cross_rank is dcnv2's"));
+  EXPECT_THAT(message([](auto& c) { c.attention = {3}; }), HasSubstr("recommender.attention is din's"));
+  EXPECT_THAT(message([](auto& c) { c.interest = 3; }), HasSubstr("recommender.interest is dien's"));
+  EXPECT_THAT(message([](auto& c) { c.auxiliary = {3}; }), HasSubstr("recommender.auxiliary is dien's"));
+  EXPECT_THAT(message([](auto& c) { c.auxiliary_weight = 3; }), HasSubstr("recommender.auxiliary_weight is dien's"));
+  EXPECT_THAT(message([](auto& c) { c.micro = {3, 1}; }), HasSubstr("recommender.micro is can's"));
+  EXPECT_THAT(message([](auto& c) { c.orders = 3; }), HasSubstr("recommender.orders is can's"));
+  EXPECT_THAT(message([](auto& c) { c.co_action = {"a * b"}; }), HasSubstr("recommender.co_action is can's"));
+  EXPECT_THAT(message([](auto& c) { c.experts = 3; }), HasSubstr("recommender.experts is mmoe's"));
+  EXPECT_THAT(message([](auto& c) { c.expert = {3}; }), HasSubstr("recommender.expert is mmoe's"));
+  EXPECT_THAT(message([](auto& c) { c.task_weights = {3}; }), HasSubstr("recommender.task_weights is mmoe's"));
+  EXPECT_THAT(message([](auto& c) { c.task_weights = {3}; }, "mmoe", {.sparse = 6, .tasks = 2}),
+              HasSubstr("task_weights has 1 entries, but rows.label names 2"));
+  EXPECT_THAT(message([](auto&) {}, "deepfm", {.sparse = 6, .tasks = 2}), HasSubstr("rows.label names 2 tasks"));
+  EXPECT_THAT(message([](auto&) {}, "din"), HasSubstr("[rows] names no sequence"));
+  EXPECT_THAT(message([](auto&) {}, "dien", {.sparse = 6, .sequences = {{-1}}, .length = 4}),
+              HasSubstr("no sequence shares a feature's table"));
+  EXPECT_THAT(message([](auto&) {}, "dien", {.sparse = 6, .sequences = {{0}}, .length = 1}),
+              HasSubstr("sequences keep one"));
+  EXPECT_THAT(message([](auto&) {}, "can", {.sparse = 6, .sequences = {{-1}}, .length = 4}),
+              HasSubstr("has no co-action"));
+  EXPECT_THAT(message([](auto& c) { c.micro = {3}; }, "can", {.sparse = 6, .sequences = {{0}}, .length = 4}),
+              HasSubstr("recommender.micro = [3] is no MLP"));
   EXPECT_THAT(message([](auto&) {}, "dlrm", {0, 6}), HasSubstr("needs a dense feature"));
   EXPECT_THAT(message([](auto&) {}, "deepfm", {4, 0}), HasSubstr("needs a sparse feature"));
 }

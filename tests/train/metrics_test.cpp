@@ -44,6 +44,35 @@ TEST(StepMetrics, ReadBackWithTheSameBits) {
   }
 }
 
+TEST(StepMetrics, RankingsOfOneTaskAndOfSeveralReadBack) {
+  const TaskRanking late = {
+      .name = "delay > 15",
+      .metrics = {.rows = 7, .auc = 0.75, .log_loss = 0.5, .normalized_entropy = 0.9, .calibration = 1.25},
+      .gauc = 0.6};
+  TaskRanking other = {.name = "cancelled", .metrics = late.metrics, .gauc = std::nullopt};
+  other.metrics.auc = NAN;
+  StepMetrics m = {.step = 1, .samples = true, .validation = Validation{.loss = 2, .tokens = 9, .tasks = {late}}};
+  m.auxiliary_loss = 0.125;
+  const auto read = [](const StepMetrics& metrics) {
+    return step_metrics_from_json(nlohmann::json::parse(to_json(metrics).dump()));
+  };
+  const auto one = to_json(m);
+  EXPECT_EQ(one["auc"], 0.75);
+  EXPECT_EQ(one["gauc"], 0.6);
+  EXPECT_EQ(one["auxiliary_loss"], 0.125);
+  EXPECT_FALSE(one.contains("tasks"));
+  EXPECT_EQ(read(m).validation->tasks[0].metrics.calibration, 1.25);
+  EXPECT_EQ(read(m).auxiliary_loss, 0.125);
+  m.validation->tasks.push_back(other);
+  const auto two = to_json(m);
+  EXPECT_FALSE(two.contains("auc"));
+  EXPECT_EQ(two["tasks"]["delay > 15"]["auc"], 0.75);
+  EXPECT_TRUE(two["tasks"]["cancelled"]["auc"].is_null());
+  EXPECT_EQ(two["tasks"]["cancelled"]["samples"], 7);
+  EXPECT_EQ(to_json(read(m))["tasks"]["delay > 15"], two["tasks"]["delay > 15"]);
+  EXPECT_EQ(to_json(read(m))["tasks"]["cancelled"], two["tasks"]["cancelled"]);
+}
+
 TEST(StepMetrics, WhatIsNotFiniteIsNullAndReadsAsNaN) {
   const auto line = to_json(
       StepMetrics{.step = 1, .loss = std::numeric_limits<double>::infinity(), .grad_norm = NAN, .skipped = true});

@@ -26,6 +26,12 @@ TEST(ProgressText, SaysWhatMattersOnPlainLines) {
   EXPECT_EQ(text, " step  640/1000   64 %  loss 1.912  val 1.934  18.4k tok/s  41 % of peak  eta 1:12");
 }
 
+TEST(ProgressText, SaysHowEachTaskRanks) {
+  ProgressState state = kMidway;
+  state.auc = "late 0.6512, cancelled 0.7021";
+  EXPECT_THAT(progress_text(state, 0), testing::HasSubstr("val 1.934  auc late 0.6512, cancelled 0.7021  18.4k tok/s"));
+}
+
 TEST(ProgressText, FitsEveryTerminal) {
   const int plain = columns_of(progress_text(kMidway, 0));
   for (int columns = plain; columns < 300; ++columns) {

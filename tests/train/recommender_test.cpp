@@ -21,7 +21,7 @@ namespace {
 using test::train_alone;
 using ::testing::HasSubstr;
 
-constexpr int64_t kUsers = 40, kItems = 30;
+constexpr int64_t kUsers = 40, kItems = 30, kEvents = 6;
 
 /// A row is clicked more often where a hidden number of its user and one of its item have the same sign: nothing that a
 /// user or an item alone says, and nothing that the dense column says.
@@ -125,7 +125,158 @@ TEST_P(EveryModel, ResumesBitForBit) {
   expect_same_tensors(last_checkpoint(cut), last_checkpoint(uncut));
 }
 
-INSTANTIATE_TEST_SUITE_P(Recommender, EveryModel, ::testing::Values("wide_deep", "deepfm", "dlrm", "dcnv2"));
+INSTANTIATE_TEST_SUITE_P(Recommender, EveryModel, ::testing::Values("wide_deep", "deepfm", "dlrm", "dcnv2", "mmoe"));
+
+/// What was looked at before and for how long, and an item: it is clicked more often if it was looked at for long. How
+/// long each was looked at says nothing without the item.
+std::string histories(int rows) {
+  const auto draw = [](uint64_t key, uint64_t i, uint64_t below) {
+    return random_below(key, RandomStream::kTest, i, below);
+  };
+  std::string text = "item\tlooked\tlong\tclicked\n";
+  for (int i = 0; i < rows; ++i) {
+    const auto at = static_cast<uint64_t>(i);
+    const uint64_t item = draw(1, at, 8), events = draw(2, at, kEvents + 1);
+    std::string looked, how_long;
+    bool likes = false;
+    for (uint64_t e = 0; e < events; ++e) {
+      const uint64_t other = draw(3, at * kEvents + e, 8), time = draw(4, at * kEvents + e, 2);
+      looked += fmt::format("{}i{}", e == 0 ? "" : "|", other);
+      how_long += fmt::format("{}{}", e == 0 ? "" : "|", time);
+      likes = likes || (other == item && time == 1);
+    }
+    text += fmt::format("i{}\t{}\t{}\t{:d}\n", item, looked, how_long, draw(5, at, 10) < (likes ? 9 : 1));
+  }
+  return text;
+}
+
+class Histories : public Clicks {
+ public:
+  Histories() { write_file_atomically(file("", "histories.tsv"), histories(8000)); }
+
+  RunConfig config(const std::string& model, const std::string& name = "run") const {
+    RunConfig config = Clicks::config(model, name);
+    config.rows.files = {file("", "histories.tsv").string()};
+    config.rows.dense = {};
+    config.rows.sparse = {
+        {.columns = {"item"}, .num_rows = 20},
+        {.columns = {"looked"},
+         .num_rows = 20,
+         .separator = "|",
+         .max_length = kEvents,
+         .sequence = true,
+         .table = "item"},
+        {.columns = {"long"}, .num_rows = 9, .separator = "|", .max_length = kEvents, .sequence = true}};
+    config.recommender.deep = {32};
+    config.train.steps = 300;
+    config.eval.every_steps = 0;
+    if (model == "dien") config.recommender.auxiliary = {16};
+    if (model == "can") {
+      config.recommender.micro = {8, 4};
+      config.recommender.co_action = {"item * looked", "item * long"};
+    }
+    return config;
+  }
+};
+
+class EverySequenceModel : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(EverySequenceModel, LearnsFromTheEventsThatTheCandidateIsLike) {
+  const Histories data;
+  train_alone(data.config(GetParam()));
+  const auto lines = data.metrics("run");
+  EXPECT_GT(lines.back()["auc"], 0.75);
+  const bool auxiliary = std::string(GetParam()) == "dien";
+  ASSERT_EQ(lines.back().contains("auxiliary_loss"), auxiliary);
+  if (auxiliary) {
+    EXPECT_LT(lines.back()["auxiliary_loss"], lines[0]["auxiliary_loss"]);
+  }
+}
+
+TEST_P(EverySequenceModel, MicroBatchesAreTheBatch) {
+  const Histories data;
+  RunConfig whole = data.config(GetParam(), "whole"), parts = data.config(GetParam(), "parts");
+  for (RunConfig* config : {&whole, &parts}) config->train.steps = 10;
+  parts.train.micro_batch = 50;
+  train_alone(whole);
+  train_alone(parts);
+  const Snapshot a = last_checkpoint(whole), b = last_checkpoint(parts);
+  for (const auto& [name, tensor] : a.tensors)
+    EXPECT_TRUE(at::allclose(tensor, b.tensors.at(name), 1e-4, 1e-5)) << name;
+  EXPECT_NEAR(data.metrics("whole").back()["loss"], data.metrics("parts").back()["loss"], 1e-6);
+}
+
+TEST_P(EverySequenceModel, ResumesBitForBit) {
+  const Histories data;
+  RunConfig uncut = data.config(GetParam(), "uncut"), cut = data.config(GetParam(), "cut");
+  for (RunConfig* config : {&uncut, &cut}) {
+    config->train.steps = 20;
+    config->schedule.decay = "constant";
+  }
+  train_alone(uncut);
+  RunConfig first = cut;
+  first.train.steps = 8;
+  train_alone(first);
+  train_alone(cut);
+  expect_same_tensors(last_checkpoint(cut), last_checkpoint(uncut));
+}
+
+INSTANTIATE_TEST_SUITE_P(Recommender, EverySequenceModel, ::testing::Values("din", "dien", "can"));
+
+TEST(Recommender, SequencesArePooledByOtherModels) {
+  const Histories data;
+  RunConfig config = data.config("dcnv2");
+  config.train.steps = 20;
+  train_alone(config);
+  EXPECT_FALSE(data.metrics("run").back().contains("auxiliary_loss"));
+}
+
+/// Two tasks with opposite labels and few rows that have the second one.
+TEST(Recommender, TasksAreLearntTogetherAndMeasuredByName) {
+  const Clicks data;
+  std::string text = read_file(data.file("", "clicks.tsv").string());
+  std::string tasks;
+  int row = -1;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line); ++row) {
+    const bool clicked = line.back() == '1';
+    tasks += line + (row < 0 ? "\tnot clicked\n" : row % 3 == 0 ? fmt::format("\t{:d}\n", !clicked) : "\t\n");
+  }
+  write_file_atomically(data.file("", "tasks.tsv"), tasks);
+  RunConfig whole = data.config("mmoe", "whole");
+  whole.rows.files = {data.file("", "tasks.tsv").string()};
+  whole.rows.label = {"clicked", "not clicked"};
+  whole.rows.missing_label = "mask";
+  whole.rows.group = "user";
+  whole.recommender.task_weights = {1, 0.5};
+  whole.log.tensorboard = true;
+  RunConfig parts = whole;
+  parts.run.name = "parts";
+  parts.run.folder = data.file("parts", "").parent_path().string();
+  parts.train.micro_batch = 37;
+  train_alone(whole);
+  train_alone(parts);
+  const auto lines = data.metrics("whole");
+  const auto& last = lines.back();
+  EXPECT_FALSE(last.contains("auc"));
+  ASSERT_EQ(last["tasks"].size(), 2);
+  EXPECT_EQ(last["tasks"]["clicked"]["samples"], 600);
+  EXPECT_EQ(last["tasks"]["not clicked"]["samples"], 200);
+  for (const char* task : {"clicked", "not clicked"}) {
+    EXPECT_GT(last["tasks"][task]["auc"], 0.8) << task;
+    EXPECT_GT(last["tasks"][task]["gauc"], 0.7) << task;  // of users with a few rows each
+    EXPECT_NEAR(last["tasks"][task]["calibration"].get<double>(), 1, 0.15) << task;
+    EXPECT_THAT(read_file(data.file("whole", "report.html").string()), HasSubstr("AUC, " + std::string(task)));
+  }
+  EXPECT_NEAR(
+      last["validation_loss"].get<double>(),
+      last["tasks"]["clicked"]["log_loss"].get<double>() + 0.5 * last["tasks"]["not clicked"]["log_loss"].get<double>(),
+      1e-12);
+  // The first losses: at its start a model says about 1/2.
+  EXPECT_NEAR(lines[0]["loss"].get<double>(), 1.5 * std::log(2), 0.3);
+  EXPECT_NEAR(lines[0]["loss"].get<double>(), data.metrics("parts")[0]["loss"].get<double>(), 1e-5);
+  EXPECT_NEAR(lines[30]["loss"].get<double>(), data.metrics("parts")[30]["loss"].get<double>(), 1e-3);
+}
 
 TEST(Recommender, EveryOptimizerOfTablesLearns) {
   const Clicks data;
@@ -165,13 +316,13 @@ double furthest(const Snapshot& a, const Snapshot& b) {
 /// A run of 100 steps of float64, one sample's row after another: the same initial weights, batches and schedule.
 Snapshot train_serially_in_float64(const RunConfig& config) {
   const auto seed = static_cast<uint64_t>(config.run.seed);
-  Recommender model(config.recommender, recommender_inputs(config));
-  initialize(model, seed);
-  model.to(at::kDouble);
-  embedding::PackSpec spec = table_specs(config);
+  const std::shared_ptr<Recommender> model = make_recommender(config.recommender, recommender_inputs(config));
+  initialize(*model, seed);
+  model->to(at::kDouble);
+  const embedding::PackSpec spec = RecommenderLookups(config).pack();
   embedding::PackedTables shapes(spec);
   embedding::testing::Reference tables(shapes);
-  torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions()
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions()
                                                         .betas({config.optimizer.betas[0], config.optimizer.betas[1]})
                                                         .eps(config.optimizer.eps)
                                                         .weight_decay(0));
@@ -182,8 +333,8 @@ Snapshot train_serially_in_float64(const RunConfig& config) {
                                 config.train.batch};
     const at::Tensor pooled = tables.pool(ids).requires_grad_();
     optimizer.zero_grad();
-    const at::Tensor logits = model.forward(batch.dense.to(at::kDouble), pooled);
-    at::binary_cross_entropy_with_logits(logits, batch.labels.squeeze(1).to(at::kDouble)).backward();
+    const at::Tensor logits = model->forward({.dense = batch.dense.to(at::kDouble), .embedded = pooled}).logits;
+    at::binary_cross_entropy_with_logits(logits, batch.labels.to(at::kDouble)).backward();
     const double lr = learning_rate(config.schedule, config.optimizer.lr, step, config.train.steps);
     shapes.set_lr(config.embedding.lr * lr / config.optimizer.lr);
     tables.update(ids, pooled.grad());
@@ -191,7 +342,7 @@ Snapshot train_serially_in_float64(const RunConfig& config) {
     optimizer.step();
   }
   Snapshot end;
-  for (const auto& item : model.named_parameters()) end.tensors["model." + item.key()] = item.value().detach();
+  for (const auto& item : model->named_parameters()) end.tensors["model." + item.key()] = item.value().detach();
   for (size_t t = 0; t < spec.tables.size(); ++t)
     end.tensors["embedding." + spec.tables[t].name + ".weight"] = tables.weight[t];
   return end;
@@ -288,7 +439,6 @@ TEST(Recommender, RefusesWhatItCannotTrain) {
   };
   EXPECT_THAT(refusal([](RunConfig& c) { c.run.device = "cuda"; }), HasSubstr("tables are on the CPU only"));
   EXPECT_THAT(refusal([](RunConfig& c) { c.rows.sparse[1].num_rows = 0; }), HasSubstr("\"item\" has no num_rows"));
-  EXPECT_THAT(refusal([](RunConfig& c) { c.rows.label.push_back("size"); }), HasSubstr("rows.label names 2 tasks"));
   const RunConfig config = data.config("deepfm");
   RunConfig short_run = config;
   short_run.train.steps = 2;

@@ -54,6 +54,29 @@ constexpr const char* kFourSteps =
 {"step":4,"loss":3.25,"lr":0.001,"grad_norm":1.0,"tokens":400,"validation_loss":3.7,"validation_nats_per_byte":1.5}
 )";
 
+TEST_F(Report, ShowsEveryTaskOfARecommenderByName) {
+  write("config.toml",
+        "[run]\nname = \"small\"\n[train]\nsteps = 2\n[recommender]\nmodel = \"mmoe\"\n"
+        "[rows]\nfiles = \"rows.tsv\"\nlabel = [\"delay > 15\", \"cancelled\"]\n"
+        "sparse = [{ columns = [\"user\"], num_rows = 9 }]\n");
+  write("metrics.jsonl",
+        R"({"step":1,"loss":1.5,"lr":0.001,"grad_norm":2.0,"samples":100}
+{"step":2,"loss":1.25,"lr":0.001,"grad_norm":2.0,"samples":200,"validation_loss":1.25,"validation_samples":50,)"
+        R"("tasks":{"delay > 15":{"samples":40,"log_loss":0.5,"auc":0.625,"normalized_entropy":0.9,"calibration":1.1},)"
+        R"("cancelled":{"samples":50,"log_loss":0.75,"auc":0.75,"normalized_entropy":0.8,"calibration":1.2}}}
+)");
+  const Json d = data();
+  EXPECT_EQ(d["verdict"],
+            "Trained all 2 steps: AUC 0.6250 of delay > 15, AUC 0.7500 of cancelled, 1.25 nats per sample on held-out "
+            "rows.");
+  EXPECT_EQ(d["tiles"][1]["label"], "AUC, delay > 15");
+  EXPECT_EQ(d["tiles"][2]["value"], "0.7500");
+  EXPECT_EQ(curve(d, "delay > 15, all rows")[0][3], 0.625);
+  EXPECT_EQ(curve(d, "cancelled, calibration")[0][3], 1.2);
+  EXPECT_EQ(curve(d, "cancelled, log loss (nats)")[0][3], 0.75);
+  EXPECT_TRUE(curve(d, "cancelled, within groups").is_null());
+}
+
 TEST_F(Report, NeedsOnlyConfigAndMetrics) {
   write("metrics.jsonl", kFourSteps);
   const Json d = data();
