@@ -90,7 +90,7 @@ int64_t usual_size(int64_t count) {
 /// rows in every step. So they get rows of weight 0 beside their own, up to the next usual size: of token 0, and of a
 /// choice behind the last. Modules get rows of zeros.
 Dispatch with_usual_sizes(const Dispatch& to, const at::Tensor& x, const at::Tensor& weight) {
-  if (x.scalar_type() != at::kBFloat16) return to;
+  if (x.scalar_type() != at::kBFloat16 || multiplies_bfloat16_rows()) return to;
   Dispatch out{.begin = {0}, .choice = {}, .token = {}};
   for (int64_t e = 0; e < to.experts(); ++e) out.begin.push_back(out.begin.back() + usual_size(to.rows(e)));
   out.choice = at::full({out.rows()}, weight.numel(), to.choice.options());

@@ -3,9 +3,12 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/ops/gemm_simd.h"
@@ -95,10 +98,11 @@ MatrixView matrix_view(const Operand& x, at::Tensor& copy) {
           x.rows.const_data_ptr<int32_t>()};
 }
 
-/// A call as the kernel takes it, with the copies that it reads.
+/// A call as the kernel takes it, with the copies that it reads, and what becomes of it in the end.
 struct KernelCall {
   GemmProblem problem;
-  at::Tensor a_copy, b_copy;
+  at::Tensor a_copy, b_copy, bias_copy;
+  at::Tensor sum, c;  ///< where defined, c becomes this sum
 };
 
 KernelCall kernel_call(const GemmCall& call, const Operand& a, const Operand& b) {
@@ -119,6 +123,62 @@ KernelCall kernel_call(const GemmCall& call, const Operand& a, const Operand& b)
   return out;
 }
 
+/// An operand in pairs of terms: these are rows, or aligned neighbours in a row; none where they are neither.
+std::optional<MatrixView> pair_view(const Operand& x, bool left) {
+  const at::Tensor& stored = x.stored;
+  const int32_t* line = x.rows.defined() ? x.rows.const_data_ptr<int32_t>() : nullptr;
+  const int64_t stride = stored.stride(0);
+  if (stored.stride(1) != 1 || stride <= 1) return std::nullopt;
+  if (x.transpose == left) {  // terms are rows
+    return MatrixView{.data = nullptr,
+                      .row_stride = left ? 1 : stride,
+                      .column_stride = left ? stride : 1,
+                      .line = line,
+                      .halves = static_cast<const uint16_t*>(stored.const_data_ptr()),
+                      .terms = x.stored_rows()};
+  }
+  const auto* data = static_cast<const float*>(stored.const_data_ptr());
+  if (stored.size(1) % 2 != 0 || stride % 2 != 0 || reinterpret_cast<uintptr_t>(data) % sizeof(float) != 0 ||
+      stride == 2)
+    return std::nullopt;
+  return MatrixView{
+      .data = data, .row_stride = left ? stride / 2 : 1, .column_stride = left ? 1 : stride / 2, .line = line};
+}
+
+/// Whether the kernel can do a call in bfloat16, which is then in `out`.
+bool pair_call(const GemmCall& call, const Operand& a, const Operand& b, KernelCall& out) {
+  const GemmOptions& options = call.options;
+  const bool rows = options.a_rows.defined() || options.b_rows.defined() || options.c_rows.defined();
+  const bool sums = options.c_rows.defined() && call.c.scalar_type() == at::kFloat;
+  if (!rows || !multiplies_bfloat16_rows() || a.stored.scalar_type() != at::kBFloat16 || (options.accumulate && !sums))
+    return false;
+  const auto left = pair_view(a, true), right = pair_view(b, false);
+  if (!left || !right) return false;
+  if (options.bias.defined()) out.bias_copy = options.bias.to(at::kFloat);
+  const int64_t pairs = (a.width() + 1) / 2;
+  if (!sums && pairs > kBFloat16Pairs) {
+    out.c = call.c;
+    out.sum = at::empty(call.c.sizes(), call.c.options().dtype(at::kFloat));
+  }
+  const at::Tensor& c = out.sum.defined() ? out.sum : call.c;
+  const bool halves = c.scalar_type() == at::kBFloat16;
+  out.problem = {.m = options.c_rows.defined() ? options.c_rows.size(0) : a.height(),
+                 .n = b.width(),
+                 .k = pairs,
+                 .a = *left,
+                 .b = *right,
+                 .c = halves ? nullptr : c.mutable_data_ptr<float>(),
+                 .ldc = c.stride(0),
+                 .bias = data_or_null(out.bias_copy),
+                 .accumulate = options.accumulate,
+                 .row_sums = nullptr,
+                 .c_row = options.c_rows.defined() ? options.c_rows.const_data_ptr<int32_t>() : nullptr,
+                 .c_weight = data_or_null(options.c_weights),
+                 .pairs = true,
+                 .c_halves = halves ? static_cast<uint16_t*>(c.mutable_data_ptr()) : nullptr};
+  return true;
+}
+
 /// Rows of `product` to c_rows of c.
 void add_to_rows(at::Tensor& c, const at::Tensor& product, const GemmOptions& options) {
   const at::Tensor& weights = options.c_weights;
@@ -136,6 +196,12 @@ void add_to_rows(at::Tensor& c, const at::Tensor& product, const GemmOptions& op
             .ldc = c.stride(0)});
 }
 
+void sum_rows(const at::Tensor& a, const GemmOptions& options) {
+  if (!options.row_sums.defined()) return;
+  at::Tensor row_sums = options.row_sums;
+  at::sum_out(row_sums, a, 1);
+}
+
 void gemm_by_aten(const GemmCall& call, const at::Tensor& a, const at::Tensor& b) {
   at::Tensor c = call.c;
   const GemmOptions& options = call.options;
@@ -149,13 +215,15 @@ void gemm_by_aten(const GemmCall& call, const at::Tensor& a, const at::Tensor& b
   } else {
     at::mm_out(c, a, b);
   }
-  if (options.row_sums.defined()) {
-    at::Tensor row_sums = options.row_sums;
-    at::sum_out(row_sums, a, 1);
-  }
+  sum_rows(a, options);
 }
 
 }  // namespace
+
+bool multiplies_bfloat16_rows() {
+  static const bool amx = machine().simd == "AMX BF16";  // which oneDNN uses, and is faster
+  return simd_level() == SimdLevel::kAvx512 && !amx && kernel_enabled(Kernel::kGemm) && multiplies_pairs();
+}
 
 void gemm_group(std::span<const GemmCall> calls) {
   const TraceSpan span("dovetail::gemm");
@@ -169,8 +237,13 @@ void gemm_group(std::span<const GemmCall> calls) {
     const Operand left{a, options.a_rows, options.transpose_a}, right{b, options.b_rows, options.transpose_b};
     check_options(c, left, right, options);
     const bool empty = c.numel() == 0 || left.height() == 0 || left.width() == 0;
-    if (use_kernel(Kernel::kGemm, c) && a.scalar_type() == at::kFloat && !empty) {
+    const bool kernel = use_kernel(Kernel::kGemm, c) && c.is_cpu() && !empty;
+    KernelCall in_pairs;
+    if (kernel && a.scalar_type() == at::kFloat) {
       kernel_calls.push_back(kernel_call(call, left, right));
+    } else if (kernel && pair_call(call, left, right, in_pairs)) {
+      kernel_calls.push_back(std::move(in_pairs));
+      if (options.row_sums.defined()) sum_rows(left.matrix(), options);
     } else {
       gemm_by_aten(call, left.matrix(), right.matrix());
     }
@@ -179,6 +252,9 @@ void gemm_group(std::span<const GemmCall> calls) {
   problems.reserve(kernel_calls.size());
   for (const KernelCall& call : kernel_calls) problems.push_back(call.problem);
   if (!problems.empty()) gemm_float32(problems);
+  for (KernelCall& call : kernel_calls) {
+    if (call.sum.defined()) call.c.copy_(call.sum);
+  }
 }
 
 void gemm_into(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {

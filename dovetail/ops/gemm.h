@@ -9,9 +9,10 @@ namespace dovetail {
 /// c (m, n) = [c +] op(a) @ op(b), where op(a) is (m, k) and op(b) is (k, n); op is the transpose when asked.
 ///
 /// float32 on CPU runs our kernel (AVX-512, AVX2 or scalar, chosen at run time; blocked as in Goto and van de Geijn
-/// 2008); bfloat16 on CPU and everything on CUDA goes to ATen. Any strides for c's batch-free two dimensions of a and
-/// b; c must be row-major. FP32 accumulation. The order of additions depends on the shape alone, never on the number of
-/// threads. Throws UserError on mismatched shapes, dtypes or devices, naming both shapes.
+/// 2008), and so does bfloat16 as `multiplies_bfloat16_rows` says; the rest goes to ATen. Any strides for c's
+/// batch-free two dimensions of a and b; c must be row-major. FP32 accumulation. The order of additions depends on the
+/// shape alone, never on the number of threads. Throws UserError on mismatched shapes, dtypes or devices, naming both
+/// shapes.
 ///
 /// With `a_rows` or `b_rows`, a or b is the matrix of those of its rows, which are read where they lie. With `c_rows`
 /// the product's first rows are added to those rows of c, times `c_weights`, and what rows it has beyond them is
@@ -27,6 +28,10 @@ struct GemmOptions {
   at::Tensor c_weights = {};  ///< one for each of c_rows, of c's dtype; undefined: 1
 };
 void gemm_into(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, const GemmOptions& options = {});
+
+/// Whether products of bfloat16 rows (`a_rows`, `b_rows` or `c_rows`) on the CPU run our kernel: on AVX-512 with BF16
+/// but without AMX. They go to ATen all the same where a row that is summed over has an odd size or stride.
+bool multiplies_bfloat16_rows();
 
 /// What `gemm_into` takes.
 struct GemmCall {

@@ -40,7 +40,9 @@ struct Panel {
 /// Packs `count` rows of a (or columns of b) from `index` on, terms [depth, depth + k); strides as a's.
 template <int64_t kWidth>
 void pack(const MatrixView& x, int64_t index, int64_t count, int64_t depth, int64_t k, float* to) {
-  if (x.row_stride == 1) {
+  if (x.halves) {
+    pack_pairs<kWidth>(x.halves + index, x.column_stride, x.line, x.terms, count, depth, k, to);
+  } else if (x.row_stride == 1) {
     pack_straight<kWidth>(Lines{x.data + index, x.column_stride, x.line}.from(depth), count, k, to);
   } else {
     pack_transposed<kWidth>(Lines{x.data + depth, x.row_stride, x.line}.from(index), count, k, to);
@@ -73,7 +75,18 @@ void add_row_sums(const float* packed, int64_t rows, int64_t k, bool add, float*
   }
 }
 
-MatrixView transposed(const MatrixView& x) { return {x.data, x.column_stride, x.row_stride, x.line}; }
+MatrixView transposed(const MatrixView& x) {
+  return {x.data, x.column_stride, x.row_stride, x.line, x.halves, x.terms};
+}
+
+/// One tile of a product of packed operands. Memory from `upcoming` on is asked for meanwhile.
+HWY_INLINE Tile<kTileRows> multiply_tile(const GemmProblem& g, int64_t k, const float* a, const float* b,
+                                         const float* upcoming) {
+#if HWY_TARGET == HWY_AVX3
+  if (g.pairs) return multiply_pairs(k, a, b, upcoming);
+#endif
+  return multiply<kTileRows, 1>(k, a, kTileRows, b, kTileColumns, upcoming);
+}
 
 /// Packs strips [strip, strip_end) of slice `slice` of the panel.
 void pack_part(const GemmProblem& g, const Panel& panel, int64_t slice, int64_t strip, int64_t strip_end, float* to) {
@@ -91,7 +104,9 @@ class Upcoming {
   Upcoming(const MatrixView& x, int64_t index, int64_t count, int64_t depth, int64_t k)
       : lines_(x.row_stride == 1 ? Lines{x.data + index, x.column_stride, x.line}.from(depth)
                                  : Lines{x.data + depth, x.row_stride, x.line}.from(index)),
-        end_(x.row_stride == 1 ? k : count),
+        end_(x.halves            ? 0
+             : x.row_stride == 1 ? k
+                                 : count),
         parts_(ceil_divide(x.row_stride == 1 ? count : k, kLineFloats)) {}
 
   /// Share `i` of `shares`.
@@ -149,16 +164,18 @@ void multiply_block(const GemmProblem& g, const Panel& panel, const float* panel
         float* c = g.c + (g.c_row ? 0 : row + i) * g.ldc + column;
         if (g.c_row) {
           prefetch_rows(c, g.ldc, tile_rows, g.c_row + row + i);
-        } else {
+        } else if (!g.c_halves) {
           prefetch_tile<kTileRows>(c, g.ldc);
         }
         upcoming_a.ask(a_lines);
         next_b.ask(b_lines);
-        const auto tile =
-            multiply<kTileRows, 1>(k, a + i * k, kTileRows, b, kTileColumns, next_strip + i * kTileColumns * k / rows);
+        const auto tile = multiply_tile(g, k, a + i * k, b, next_strip + i * kTileColumns * k / rows);
         if (g.c_row) {
           add_tile_to_rows(tile, c, g.ldc, tile_rows, columns, g.c_row + row + i,
                            g.c_weight ? g.c_weight + row + i : nullptr, first && g.bias ? g.bias + column : nullptr);
+        } else if (g.c_halves) {
+          store_tile(tile, g.c_halves + (row + i) * g.ldc + column, g.ldc, tile_rows, columns,
+                     g.bias ? g.bias + column : nullptr);
         } else {
           store_tile(tile, c, g.ldc, tile_rows, columns, init, g.bias ? g.bias + column : nullptr);
         }
@@ -364,7 +381,17 @@ class Pipeline {
   std::atomic<bool> failed_{false};
 };
 
+static_assert(HWY_TARGET != HWY_AVX3 || kDepth >= kBFloat16Pairs, "bfloat16 is stored by the first slice of terms");
+
 void Gemm(std::span<const GemmProblem> problems) { Pipeline(problems).run(); }
+
+bool MultipliesPairs() {
+#if HWY_TARGET == HWY_AVX3
+  return __builtin_cpu_supports("avx512bf16") != 0;
+#else
+  return false;
+#endif
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace dovetail
@@ -374,6 +401,10 @@ HWY_AFTER_NAMESPACE();
 namespace dovetail {
 
 HWY_EXPORT(Gemm);
+
+HWY_EXPORT(MultipliesPairs);
+
+bool multiplies_pairs() { return HWY_DYNAMIC_DISPATCH(MultipliesPairs)(); }
 
 void gemm_float32(std::span<const GemmProblem> problems) { HWY_DYNAMIC_DISPATCH(Gemm)(problems); }
 

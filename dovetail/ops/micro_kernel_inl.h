@@ -94,6 +94,36 @@ HWY_INLINE Tile<kRows> multiply(int64_t k, const float* HWY_RESTRICT a, int64_t 
   return tile;
 }
 
+#if HWY_TARGET == HWY_AVX3
+/// The same of packed operands whose terms are pairs of bfloat16, summed in float32: first the second of a pair.
+inline HWY_NOINLINE __attribute__((target("avx512bf16"))) Tile<kTileRows> multiply_pairs(
+    int64_t k, const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, const float* HWY_RESTRICT upcoming) {
+  __m512 sums[kTileRows][kTileVectors];
+#pragma GCC unroll 16
+  for (auto& row : sums) row[0] = row[1] = _mm512_setzero_ps();
+  for (int64_t p = 0; p < k; ++p, a += kTileRows, b += kTileColumns) {
+    _mm_prefetch(reinterpret_cast<const char*>(b + kPrefetchSteps * kTileColumns), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(b + kPrefetchSteps * kTileColumns + kLanes), _MM_HINT_T0);
+    if (p % 4 == 0) _mm_prefetch(reinterpret_cast<const char*>(upcoming + p * (kLineFloats / 4)), _MM_HINT_T1);
+    const auto b0 = reinterpret_cast<__m512bh>(_mm512_loadu_ps(b)),
+               b1 = reinterpret_cast<__m512bh>(_mm512_loadu_ps(b + kLanes));
+#pragma GCC unroll 16
+    for (int r = 0; r < kTileRows; ++r) {
+      const auto ar = reinterpret_cast<__m512bh>(_mm512_set1_ps(a[r]));
+      sums[r][0] = _mm512_dpbf16_ps(sums[r][0], ar, b0);
+      sums[r][1] = _mm512_dpbf16_ps(sums[r][1], ar, b1);
+    }
+  }
+  Tile<kTileRows> tile;
+#pragma GCC unroll 16
+  for (int r = 0; r < kTileRows; ++r) {
+    tile.v[r][0] = FloatVector{sums[r][0]};
+    tile.v[r][1] = FloatVector{sums[r][1]};
+  }
+  return tile;
+}
+#endif
+
 /// Asks for the lines of c that `store_tile` will touch, to be there when the product is done.
 template <int kRows>
 HWY_INLINE void prefetch_tile(const float* c, int64_t ldc) {
@@ -152,6 +182,20 @@ HWY_INLINE void store_tile(const Tile<kRows>& tile, float* c, int64_t ldc, int64
       return store_full<kRows, TileInit::kAccumulate>(tile, c, ldc, bias);
     case TileInit::kBias:
       return store_full<kRows, TileInit::kBias>(tile, c, ldc, bias);
+  }
+}
+
+/// The `rows` x `columns` corner of the tile, rounded, goes to c.
+template <int kRows>
+HWY_INLINE void store_tile(const Tile<kRows>& tile, BFloat16* c, int64_t ldc, int64_t rows, int64_t columns,
+                           const float* bias) {
+  HWY_ALIGN float padded[kTileColumns] = {};
+  if (bias) std::copy_n(bias, columns, padded);
+  HWY_ALIGN float values[kRows * kTileColumns];
+  store_full<kRows, TileInit::kBias>(tile, values, kTileColumns, padded);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t j = 0; j < columns; j += kLanes)
+      store(load(values + r * kTileColumns + j), c + r * ldc + j, columns - j);
   }
 }
 
@@ -259,6 +303,33 @@ HWY_INLINE void pack_straight(const Lines& from, int64_t count, int64_t k, float
     int64_t i = 0;
     for (; i + kWidth <= count; i += kWidth, out += kWidth * k) std::memcpy(out, line + i, kWidth * sizeof(float));
     if (i < count) std::fill(std::copy(line + i, line + count, out), out + kWidth, 0.0f);
+  }
+}
+
+/// Packs pairs (from[2p][i], from[2p + 1][i]) of bfloat16 for i < count and first <= p < first + k; beyond `terms` the
+/// second is zero.
+template <int64_t kWidth>
+HWY_INLINE void pack_pairs(const BFloat16* from, int64_t stride, const int32_t* line, int64_t terms, int64_t count,
+                           int64_t first, int64_t k, float* HWY_RESTRICT to) {
+  constexpr int64_t kStep = kWidth % kLanes == 0 ? kLanes : kWidth % 4 == 0 && kLanes > 1 ? 4 : 1;
+  const hn::CappedTag<uint32_t, static_cast<size_t>(kStep)> d;
+  const hn::Rebind<uint16_t, decltype(d)> d16;
+  HWY_ALIGN static constexpr BFloat16 kNone[kTileColumns] = {};
+  const auto term = [&](int64_t p) { return from + (line ? line[p] : p) * stride; };
+  for (int64_t p = first; p < first + k; ++p, to += kWidth) {
+    const BFloat16 *one = term(2 * p), *other = 2 * p + 1 < terms ? term(2 * p + 1) : nullptr;
+    auto* out = reinterpret_cast<uint32_t*>(to);
+    for (int64_t i = 0; i < count; i += kWidth, out += kWidth * k) {
+      const BFloat16 *low = one + i, *high = other ? other + i : kNone;
+      if (i + kWidth <= count) {
+        for (int64_t j = 0; j < kWidth; j += kStep)
+          hn::StoreU(hn::Or(hn::PromoteTo(d, hn::LoadU(d16, low + j)),
+                            hn::ShiftLeft<16>(hn::PromoteTo(d, hn::LoadU(d16, high + j)))),
+                     d, out + j);
+      } else {
+        for (int64_t j = 0; j < kWidth; ++j) out[j] = i + j < count ? low[j] | static_cast<uint32_t>(high[j]) << 16 : 0;
+      }
+    }
   }
 }
 

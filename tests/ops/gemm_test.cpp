@@ -169,8 +169,13 @@ TEST(Gemm, AddsWeightedRows) {
                      weights = normal({30}, 3), rows = rows_of(30, 60, 4);
     at::Tensor c = at::zeros({60, 37});
     gemm_into(c, a, b, {.accumulate = true, .c_rows = rows, .c_weights = weights});
-    const at::Tensor product = at::mm(a, b).to(at::kFloat) * weights.unsqueeze(1);
-    expect_same_bits(c, at::zeros({60, 37}).index_add(0, rows, product));
+    if (multiplies_bfloat16_rows()) {
+      const at::Tensor product = reference(a, b, {}) * weights.to(at::kDouble).unsqueeze(1);
+      expect_close(c, at::zeros({60, 37}, at::kDouble).index_add(0, rows, product), 1e-5);
+    } else {
+      const at::Tensor product = at::mm(a, b).to(at::kFloat) * weights.unsqueeze(1);
+      expect_same_bits(c, at::zeros({60, 37}).index_add(0, rows, product));
+    }
     // Rows of the product beyond those of c that are named.
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
       const at::Tensor x = a.to(dtype), y = b.to(dtype);
@@ -180,6 +185,34 @@ TEST(Gemm, AddsWeightedRows) {
       gemm_into(all, x, y, {.accumulate = true, .c_rows = rows, .c_weights = weights});
       all.index_fill_(0, rows.narrow(0, 17, 13).to(at::kLong), 0);
       expect_same_bits(most, all);
+    }
+  });
+}
+
+TEST(Gemm, MultipliesRowsOfBFloat16) {
+  at_every_simd_level([] {
+    // Odd sizes, which pairs do not divide; and more terms than are summed before they are rounded.
+    for (const int64_t k : {1, 2, 37, 64, 1535, 1700}) {
+      for (const int64_t n : {2, 33, 96}) {
+        for (const bool transpose_b : {false, true}) {
+          SCOPED_TRACE(::testing::Message() << n << " x " << k << " " << transpose_b);
+          const at::Tensor x = normal({150, k}, 1, at::kBFloat16), b = operand(k, n, transpose_b, 2, at::kBFloat16),
+                           bias = normal({n}, 3, at::kBFloat16), rows = rows_of(101, 150, 4);
+          const at::Tensor chosen = x.index_select(0, rows);
+          const at::Tensor expected = reference(chosen, b, {.transpose_b = transpose_b});
+          expect_close(gemm(x, b, {.transpose_b = transpose_b, .bias = bias, .a_rows = rows}),
+                       expected + bias.to(at::kDouble), 0x1p-7);
+        }
+        // Terms that are rows, from anywhere.
+        const at::Tensor dy = normal({1800, 45}, 5, at::kBFloat16), x = normal({k, n}, 6, at::kBFloat16),
+                         rows = rows_of(k, 1800, 7), row_sums = at::empty({45}, at::kBFloat16);
+        const at::Tensor chosen = dy.index_select(0, rows);
+        expect_close(gemm(dy, x, {.transpose_a = true, .row_sums = row_sums, .a_rows = rows}),
+                     reference(chosen, x, {.transpose_a = true}), 0x1p-7);
+        expect_close(row_sums, chosen.to(at::kDouble).sum(0), 0x1p-7);
+        expect_close(gemm(x, dy, {.transpose_a = true, .b_rows = rows}), reference(x, chosen, {.transpose_a = true}),
+                     0x1p-7);
+      }
     }
   });
 }
