@@ -6,9 +6,9 @@ usage: ./dev bench tiers [--steps N] [--cap BYTES] [--policies hot,lru,lfu] [--z
 Zipf distribution over permuted rows. Each side is a process of build/release/bin/bench_tiers. The tiered one runs in a
 memory control group (version 1 or 2; needs root) of `--cap` bytes, in which the page cache of its files counts, and
 gives 3/4 of that to its fast tier and all that belongs to it; all rows are in the files before the first step, as they
-are late in a training, so that every miss reads. The first three quarters of the steps fill the fast tier; of the others
-the median counts, without the time to draw ids. The last side has PackedTables in RAM, without a cap. Exit code 1 when a side
-ends with other bits than that in its rows and state.
+are late in a training, so that every miss reads. The first three quarters of the steps fill the fast tier; of the
+others the median counts, without the time to draw ids. The last side has PackedTables in RAM, without a cap. Exit code
+1 when a side ends with other bits than that in its rows and state.
 """
 
 import argparse
