@@ -76,9 +76,10 @@ void RecommenderConfig::describe(Section& s) {
   s.value("deep", deep, "Hidden widths of the deep part; of dlrm's top; of each of mmoe's tasks").range(1, 1e6);
   s.value("cross_layers", cross_layers, "dcnv2: cross layers").range(1, 100);
   s.value("cross_rank", cross_rank, "dcnv2: rank of a cross layer's matrix; 0: a full one").range(0, 1e6);
-  s.value("grain", grain,
-          "Samples that the dense part takes at a time: its sums have the same bits for every train.micro_batch that is "
-          "a multiple of it")
+  s.value(
+       "grain", grain,
+       "Samples that the dense part takes at a time: its sums have the same bits for every train.micro_batch that is "
+       "a multiple of it")
       .unit("samples")
       .range(1, 1e9);
   s.value("cross", cross, "dcnv2: the deep part beside the cross layers (parallel) or on top of them (stacked)")

@@ -204,7 +204,8 @@ at::Tensor RecommenderTraining::run_dense(const StepIds& step, int64_t first, co
     {
       const TraceSpan span("forward");
       const embedding::Jagged ids = embedding::samples_of(step.ids, at, count);
-      const RecommenderOutput found = model_->forward(model_input(step.batch.dense.narrow(0, at, count), ids, embedded));
+      const RecommenderOutput found =
+          model_->forward(model_input(step.batch.dense.narrow(0, at, count), ids, embedded));
       sum = loss_sum(found.logits, step.batch.labels.narrow(0, at, count), scales);
       losses.loss += sum.item<double>();
       if (found.auxiliary.defined()) {
@@ -280,7 +281,8 @@ void RecommenderTraining::finish(const RunFolder&, bool quiet) {
   if (quiet) return;
   if (const auto tiers = tables_->tier_counters())
     log_info(
-        "rows in memory: {:.1f} % of accesses, {:.1f} % if the most frequent rows of the last count were there; {} read "
+        "rows in memory: {:.1f} % of accesses, {:.1f} % if the most frequent rows of the last count were there; {} "
+        "read "
         "from the disk, {} written",
         100 * tiers->hit_rate(), 100 * tiers->ideal_hit_rate(), format_bytes(static_cast<double>(tiers->bytes_read)),
         format_bytes(static_cast<double>(tiers->bytes_written)));

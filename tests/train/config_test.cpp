@@ -93,7 +93,11 @@ TEST_F(RunConfigFile, RefusesWhatTheTaskDoesNotRead) {
       {"[parallel]\nexpert = 2\n", "parallel.expert"},
       {"[log]\nsample_prompts = [\"a\"]\n", "log.sample_prompts.0"},
       {"[embedding]\nmomentum = 0.5\n", "embedding.momentum does nothing with embedding.optimizer"},
-      {"[embedding]\noptimizer = \"sgd\"\neps = 0.5\n", "embedding.eps does nothing"}};
+      {"[embedding]\noptimizer = \"sgd\"\neps = 0.5\n", "embedding.eps does nothing"},
+      {"[embedding]\npolicy = \"lru\"\n", "embedding.policy does nothing with embedding.memory_bytes = 0"},
+      {"[embedding]\nstep_rows = 9\n", "embedding.step_rows does nothing"},
+      {"[embedding]\nmemory_bytes = 9\npolicy = \"lru\"\nwarmup_steps = 9\n",
+       "warmup_steps and refresh_steps do nothing"}};
   for (const auto& [toml, key] : cases) EXPECT_THAT(refusal(clicks + toml), HasSubstr(key)) << toml;
   EXPECT_THAT(refusal("[embedding]\nlr = 0.5\n"), HasSubstr("embedding.lr = 0.5 does nothing: this run trains a GPT"));
   EXPECT_THAT(refusal("[rows]\nlabel = \"a\"\n"), HasSubstr("rows.label"));

@@ -1,0 +1,255 @@
+"""What each technique of PICASSO (arXiv 2204.04903) buys in training a recommender, on one rank and on two.
+
+usage: ./dev bench picasso [--rounds N] [--steps N] [--rows N] [--cap MiB] [--result FILE] [--plot FILE.svg]
+
+DLRM on generated rows: 26 features of one id each, from a Zipf distribution (1.1) over the permuted rows of tables of
+`--rows` rows of 16, and 4 numbers; batches of 4096 over all ranks. Runs of `dovetail train` whose configs differ in the
+techniques alone take turns within a round, and the best round's median step counts:
+  none   every table a pack of its own, one micro-batch, one group
+  P      packing (embedding.packing)
+  P+D    micro-batches of a quarter (train.micro_batch)
+  P+K    four groups of packs (embedding.groups)
+  P+D+K  all
+  tiers  P with rows and state in a quarter of their memory, the others in files: none kept (16 rows of each table), hot,
+         lru, lfu, beside the ideal hit rate of the measured distribution
+Operators of a step and the share of it in which rows are moved (memory), messages are under way (communication) and the
+dense part computes come from the engine's trace of one step on rank 0. The largest batch is the largest of a ladder
+that trains in a memory control group of `--cap` MiB (needs root), with micro-batches of 1024 and without. All runs must end
+with the same loss: to 1e-5 on two ranks, the same digits on one.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+from tiers import MemoryGroup
+
+from runs import DOVETAIL, ROOT, read_lines, read_machine
+
+BATCH, FEATURES, DENSE, DIM = 4096, 26, 4, 16
+P, D, K = "embedding.packing=true", f"train.micro_batch={BATCH // 4}", "embedding.groups=4"
+ARMS = {"none": ["embedding.packing=false"], "P": [P], "P+D": [P, D], "P+K": [P, K], "P+D+K": [P, D, K]}
+MEMORY = ("dovetail::embedding_pool", "dovetail::embedding_update", "dovetail::embedding_tiers_begin")
+MEMORY += ("dovetail::embedding_tiers_end", "dovetail::embedding_stitch")
+LANES = {"memory": MEMORY, "communication": ("gloo:",), "compute": ("forward", "backward")}
+
+
+def write_rows(folder: pathlib.Path, rows: int, samples: int) -> pathlib.Path:
+    draw = np.random.default_rng(1)
+    shares = np.cumsum(np.arange(1, rows + 1) ** -1.1)
+    columns = {"label": draw.integers(0, 2, samples)}
+    columns |= {f"x{i}": draw.standard_normal(samples).astype(np.float32) for i in range(DENSE)}
+    for i in range(FEATURES):
+        ranks = np.searchsorted(shares, draw.random(samples) * shares[-1])
+        columns[f"c{i}"] = draw.permutation(rows)[np.minimum(ranks, rows - 1)]
+    folder.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.table(columns), folder / "rows.parquet", row_group_size=1 << 16)
+    sparse = "".join(f'  {{ columns = ["c{i}"], ids = "integer", num_rows = {rows} }},\n' for i in range(FEATURES))
+    dense = ", ".join(f'"x{i}"' for i in range(DENSE))
+    config = folder / "picasso.toml"
+    config.write_text(
+        f'[recommender]\nmodel = "dlrm"\ndim = {DIM}\nbottom = [64]\ndeep = [256, 128]\n\n'
+        f'[rows]\nfiles = ["{folder}/rows.parquet"]\nlabel = "label"\nshuffle_window = "all"\n'
+        f"dense = [{{ columns = [{dense}] }}]\nsparse = [\n{sparse}]\n\n"
+        f'[train]\nbatch = {BATCH}\n\n[schedule]\nwarmup_steps = 0\ndecay = "constant"\n\n'
+        "[checkpoint]\nevery_steps = 0\n\n[log]\ntensorboard = false\n"
+    )
+    return config
+
+
+def train(
+    config: pathlib.Path, folder: pathlib.Path, ranks: int, settings: list[str], **process
+) -> subprocess.CompletedProcess:
+    shutil.rmtree(folder, ignore_errors=True)
+    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    launch = [] if ranks == 1 else ["launch", "-n", str(ranks), "--max-restarts", "0"]
+    command = [str(DOVETAIL), *launch, "train", str(config)]
+    for setting in [f"run.folder={folder}", f"run.threads={threads}", *settings]:
+        command += ["--set", setting]
+    environment = {**os.environ, "DOVETAIL_PYTHON": sys.executable}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, **process)
+
+
+def checked(done: subprocess.CompletedProcess) -> None:
+    if done.returncode != 0:
+        sys.exit(f"bench/picasso: {' '.join(done.args)} ended with code {done.returncode}\n{done.stderr}")
+
+
+def covered_us(spans: list[tuple[float, float]]) -> float:
+    """Microseconds in which at least one of the spans runs."""
+    total, end = 0.0, -np.inf
+    for begin, stop in sorted(spans):
+        total += max(0.0, stop - max(begin, end))
+        end = max(end, stop)
+    return total
+
+
+def read_trace(folder: pathlib.Path, step: int) -> dict:
+    events = [e for e in json.loads((folder / f"trace-{step}.json").read_text())["traceEvents"] if e["ph"] == "X"]
+    spans = {
+        lane: [(e["ts"], e["ts"] + e["dur"]) for e in events if e["name"].startswith(names)]
+        for lane, names in LANES.items()
+    }
+    whole = max(e["ts"] + e["dur"] for e in events) - min(e["ts"] for e in events)
+    operators = sum(e["name"].startswith(("aten::", "dovetail::")) for e in events)
+    return {"operators": operators, "lanes": {lane: covered_us(found) / whole for lane, found in spans.items()}}
+
+
+class Bench:
+    def __init__(self, options):
+        self.options, self.out = options, options.out
+        self.config = write_rows(options.out, options.rows, 4 * BATCH * 10)
+        self.tables = FEATURES * options.rows * (DIM + 1) * 4
+
+    def least_memory(self, ranks: int) -> int:
+        """What tiers need with 16 rows of each table: the engine says it."""
+        settings = ["train.steps=2", "embedding.memory_bytes=1", f"embedding.step_rows={BATCH}"]
+        done = train(self.config, self.out / "least", ranks, settings)
+        found = re.search(r"these tables need (\d+)", done.stderr)
+        if not found:
+            sys.exit(f"bench/picasso: no memory was named\n{done.stderr}")
+        return int(found[1])
+
+    def arms(self, ranks: int) -> dict[str, list[str]]:
+        if ranks > 1:
+            return ARMS
+        quarter = self.tables // 4
+        tiers = {"none kept": [f"embedding.memory_bytes={self.least_memory(ranks)}"]}
+        for policy in ["hot", "lru", "lfu"]:
+            tiers[policy] = [f"embedding.memory_bytes={quarter}", f"embedding.policy={policy}"]
+        tiers["hot"] += ["embedding.warmup_steps=20"]
+        return ARMS | {name: [P, f"embedding.step_rows={BATCH}", *settings] for name, settings in tiers.items()}
+
+    def measure(self, ranks: int) -> dict[str, dict]:
+        steps, arms = self.options.steps, self.arms(ranks)
+        found = {name: {"step_ms": np.inf} for name in arms}
+        for _ in range(self.options.rounds):
+            for name, settings in arms.items():
+                folder = self.out / "run"
+                checked(
+                    train(
+                        self.config,
+                        folder,
+                        ranks,
+                        [f"train.steps={steps}", f"log.trace_steps=[{steps - 1}]", *settings],
+                    )
+                )
+                timings = read_lines(folder, "timings.jsonl")[steps // 2 : steps - 2]
+                median = float(np.median([line["step_ms"] for line in timings]))
+                if median >= found[name]["step_ms"]:
+                    continue
+                found[name] = {"step_ms": median, "samples_per_s": 1e3 * BATCH / median} | read_trace(folder, steps - 1)
+                found[name]["loss"] = read_lines(folder, "metrics.jsonl")[-1]["loss"]
+                if "hit_rate" in timings[0]:
+                    found[name]["hit_rate"] = float(np.mean([line["hit_rate"] for line in timings]))
+        return found
+
+    def ideal_hit_rate(self) -> float:
+        """Accesses of the rows that are most frequent in the file, as many as a quarter of the memory could hold."""
+        table = parquet.read_table(self.out / "rows.parquet")
+        kept = self.options.rows // 4
+        shares = []
+        for i in range(FEATURES):
+            counts = np.sort(np.bincount(table[f"c{i}"].to_numpy(), minlength=self.options.rows))[::-1]
+            shares.append(counts[:kept].sum() / counts.sum())
+        return float(np.mean(shares))
+
+    def largest_batch(self, settings: list[str]) -> int:
+        batch, step, best = 2048, 1.5, 0
+        while batch < 10**6:
+            group = MemoryGroup(self.options.cap << 20)
+            try:
+                sizes = ["train.steps=3", f"train.batch={batch}", "eval.max_rows=1024"]
+                done = train(self.config, self.out / "fits", 1, [*sizes, *settings], preexec_fn=group.join)
+            finally:
+                group.close()
+            if done.returncode != 0:
+                return best
+            best, batch = batch, int(batch * step) // 1024 * 1024
+        return best
+
+
+def report(ranks: int, found: dict[str, dict]) -> None:
+    print(f"\n{ranks} rank{'s' if ranks > 1 else ''}: ms a step, samples/s, operators, busy share of the lanes")
+    base = found["none"]["step_ms"]
+    for name, arm in found.items():
+        lanes = "  ".join(f"{lane} {share:4.0%}" for lane, share in arm["lanes"].items())
+        hits = f"  hit rate {arm['hit_rate']:.4f}" if "hit_rate" in arm else ""
+        print(
+            f"  {name:10} {arm['step_ms']:7.1f}  {arm['samples_per_s']:8.0f}  {base / arm['step_ms']:5.2f}x "
+            f"{arm['operators']:6}  {lanes}{hits}"
+        )
+
+
+def same_results(found: dict[str, dict], tolerance: float) -> bool:
+    losses = [arm["loss"] for arm in found.values()]
+    return max(losses) - min(losses) <= tolerance * abs(losses[0])
+
+
+def picture(results: dict[str, dict[str, dict]], batches: dict[str, int]) -> str:
+    rows, y = [], 20
+
+    def bar(name: str, value: float, most: float, text: str) -> None:
+        nonlocal y
+        rows.append(f'<text x="92" y="{y + 10}" text-anchor="end">{name}</text>')
+        rows.append(f'<rect x="98" y="{y}" width="{300 * value / most:.1f}" height="12"/>')
+        rows.append(f'<text x="{102 + 300 * value / most:.1f}" y="{y + 10}">{text}</text>')
+        y += 17
+
+    for ranks, found in results.items():
+        rows.append(f'<text x="10" y="{y + 10}" class="t">{ranks} ranks: samples/s, operators of a step</text>')
+        y += 20
+        most = max(arm["samples_per_s"] for arm in found.values())
+        for name, arm in found.items():
+            hits = f", hit rate {arm['hit_rate']:.2f}" if "hit_rate" in arm else ""
+            bar(name, arm["samples_per_s"], most, f"{arm['samples_per_s']:.0f}, {arm['operators']}{hits}")
+        y += 10
+    rows.append(f'<text x="10" y="{y + 10}" class="t">largest batch that fits</text>')
+    y += 20
+    for name, batch in batches.items():
+        bar(name, batch, max(batches.values()), str(batch))
+    style = "text{font:11px sans-serif;fill:#444}.t{font-weight:bold}rect{fill:#4878a8}"
+    body = "\n".join(rows)
+    return f'<svg xmlns="http://www.w3.org/2000/svg" width="620" height="{y + 10}"><style>{style}</style>\n{body}\n</svg>\n'
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--rows", type=int, default=100_000, help="of a table")
+    parser.add_argument("--cap", type=int, default=800, help="MiB of the memory control group")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "runs/picasso")
+    parser.add_argument("--result", type=pathlib.Path, help="write the figures here (JSON)")
+    parser.add_argument("--plot", type=pathlib.Path, help="draw them here (SVG)")
+    options = parser.parse_args()
+    options.out = options.out.resolve()
+    bench = Bench(options)
+    results = {str(ranks): bench.measure(ranks) for ranks in (1, 2)}
+    for ranks, found in results.items():
+        report(int(ranks), found)
+    ideal = bench.ideal_hit_rate()
+    print(f"\nideal hit rate of a quarter of the rows: {ideal:.4f}")
+    batches = {"whole": bench.largest_batch([]), "D": bench.largest_batch(["train.micro_batch=1024"])}
+    print(f"largest batch in {options.cap} MiB: {batches['whole']} whole, {batches['D']} in micro-batches of 1024")
+    holds = same_results(results["1"], 0) and same_results(results["2"], 1e-5)
+    print("all runs end with the same loss" if holds else "LOSSES DIFFER")
+    if options.result:
+        machine = read_machine(options.out / "run")["machine"]
+        record = {"results": results, "ideal_hit_rate": ideal, "largest_batch": batches, "cap_mib": options.cap}
+        options.result.write_text(json.dumps(record | {"machine": machine, "holds": holds}, indent=1) + "\n")
+    if options.plot:
+        options.plot.write_text(picture(results, batches))
+    sys.exit(0 if holds else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""configs/all_tables.toml: every capability of embedding tables in one run on two ranks, which outlives a rank and learns."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+from ranks import expect_a_killed_rank_changes_nothing
+from tiny_run import metrics
+
+CONFIG = Path(__file__).resolve().parents[2] / "configs/all_tables.toml"
+USERS, ITEMS = 300, 200
+
+
+def write_rows(path: Path, rows: int) -> None:
+    """A row is clicked more often where a hidden sign of its item is that of most items clicked before."""
+    draw = random.Random(1)
+    signs = [draw.randrange(2) for _ in range(ITEMS)]
+    lines = ["user\titem\tclicks\tsize\tclicked"]
+    for _ in range(rows):
+        item, sign = draw.randrange(ITEMS), draw.randrange(2)
+        liked = [i for i in range(ITEMS) if signs[i] == sign]
+        history = [draw.choice(liked) for _ in range(draw.randrange(1, 7))]
+        clicked = draw.random() < (0.9 if signs[item] == sign else 0.1)
+        clicks = "|".join(f"i{i}" for i in history)
+        lines.append(f"u{draw.randrange(USERS)}\ti{item}\t{clicks}\t{draw.random():.3f}\t{clicked:d}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_all_tables_at_once_outlive_a_rank_and_learn(tmp_path):
+    shutil.copy(CONFIG, tmp_path / "run.toml")
+    write_rows(tmp_path / "rows.tsv", 6000)
+    run = expect_a_killed_rank_changes_nothing(tmp_path, {})
+
+    # Who knows the signs of all items reaches 0.90.
+    assert metrics(run)[-1]["auc"] > 0.8
+    timings = [json.loads(line) for line in (run / "timings.jsonl").read_text().splitlines()]
+    assert all(0 < line["hit_rate"] < 1 for line in timings[1:])
+    plan = json.loads((run / "embedding_plan.json").read_text())
+    assert plan["ranks"] == 2 and {pack["sharding"] for pack in plan["packs"]} == {"row"}
+    assert {pack["group"] for pack in plan["packs"]} == {0, 1}
