@@ -10,12 +10,12 @@ techniques alone take turns within a round, and the best round's median step cou
   P+D    micro-batches of a quarter (train.micro_batch)
   P+K    four groups of packs (embedding.groups)
   P+D+K  all
-  tiers  P with rows and state in a quarter of their memory, the others in files: none kept (16 rows of each table), hot,
-         lru, lfu, beside the ideal hit rate of the measured distribution
+  tiers  P with rows and state in a quarter of their memory, the others in files: none kept (16 rows of each table),
+         hot, lru, lfu, beside the ideal hit rate of the measured distribution
 Operators of a step and the share of it in which rows are moved (memory), messages are under way (communication) and the
 dense part computes come from the engine's trace of one step on rank 0. The largest batch is the largest of a ladder
-that trains in a memory control group of `--cap` MiB (needs root), with micro-batches of 1024 and without. All runs must end
-with the same loss: to 1e-5 on two ranks, the same digits on one.
+that trains in a memory control group of `--cap` MiB (needs root), with micro-batches of 1024 and without. All runs must
+end with the same loss: to 1e-5 on two ranks, the same digits on one.
 """
 
 import argparse
@@ -113,7 +113,7 @@ class Bench:
         """What tiers need with 16 rows of each table: the engine says it."""
         settings = ["train.steps=2", "embedding.memory_bytes=1", f"embedding.step_rows={BATCH}"]
         done = train(self.config, self.out / "least", ranks, settings)
-        found = re.search(r"these tables need (\d+)", done.stderr)
+        found = re.search(r"of memory_bytes, but need (\d+)", done.stderr)
         if not found:
             sys.exit(f"bench/picasso: no memory was named\n{done.stderr}")
         return int(found[1])
@@ -218,7 +218,8 @@ def picture(results: dict[str, dict[str, dict]], batches: dict[str, int]) -> str
         bar(name, batch, max(batches.values()), str(batch))
     style = "text{font:11px sans-serif;fill:#444}.t{font-weight:bold}rect{fill:#4878a8}"
     body = "\n".join(rows)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" width="620" height="{y + 10}"><style>{style}</style>\n{body}\n</svg>\n'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="620" height="{y + 10}">'
+    return f"{head}<style>{style}</style>\n{body}\n</svg>\n"
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ otherwise, so that every arm learns from the same samples. A Wide & Deep model: 
 with row-wise Adagrad, dense layers of PyTorch with Adam. Both learning rates grow as the square root of the batch.
 
 Batch: synchronous updates. Delay k: the gradient of step s is computed with the weights that step s sees and applied,
-to tables and layers alike, after step s + k, in the order of steps. That is what k + 1 workers do that take turns; k = 0
-is synchronous.
+to tables and layers alike, after step s + k, in the order of steps. That is what k + 1 workers do that take turns;
+k = 0 is synchronous.
 """
 
 import argparse

@@ -56,10 +56,11 @@ int64_t choose_fast_rows(const PackSpec& spec, const TierOptions& options) {
     high = std::max(high, table.rows);
   }
   const int64_t least = bytes_of(spec, options, low);
-  user_check(least <= options.memory_bytes,
-             "embedding: memory_bytes of the tiers is {}, but these tables need {} with {} rows each in the fast tier "
-             "and {} in the staging area; raise it, or lower step_rows",
-             options.memory_bytes, least, low, options.step_rows);
+  user_check(
+      least <= options.memory_bytes,
+      "embedding: {} tables get {} bytes of memory_bytes, but need {} with {} rows each in the fast tier and {} in "
+      "the staging area; raise it, or lower step_rows",
+      spec.tables.size(), options.memory_bytes, least, low, options.step_rows);
   while (low < high) {
     const int64_t middle = low + (high - low + 1) / 2;
     if (bytes_of(spec, options, middle) <= options.memory_bytes) {

@@ -199,7 +199,7 @@ TEST_F(TieredTablesTest, RowsCanBeSet) {
 TEST_F(TieredTablesTest, WhatCannotBeIsRefused) {
   const PackSpec spec = spec_of(OptimizerKind::kSgd);
   const auto error = [&](const TierOptions& options) { return user_error([&] { TieredTables(spec, options); }); };
-  EXPECT_THAT(error({.memory_bytes = 1000, .step_rows = 10}), HasSubstr("memory_bytes of the tiers is 1000"));
+  EXPECT_THAT(error({.memory_bytes = 1000, .step_rows = 10}), HasSubstr("get 1000 bytes of memory_bytes, but need"));
   EXPECT_THAT(error({.memory_bytes = 1 << 20}), HasSubstr("step_rows"));
   EXPECT_THAT(error({.memory_bytes = 1 << 20, .step_rows = 10, .warmup_steps = 0}), HasSubstr("warmup_steps"));
   EXPECT_THAT(error({.memory_bytes = 1 << 20, .step_rows = 10, .folder = "/nowhere"}), HasSubstr("/nowhere"));

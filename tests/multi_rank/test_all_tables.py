@@ -1,4 +1,4 @@
-"""configs/all_tables.toml: every capability of embedding tables in one run on two ranks, which outlives a rank and learns."""
+"""configs/all_tables.toml: every capability of embedding tables on two ranks, in a run that outlives one and learns."""
 
 import json
 import random
@@ -34,8 +34,8 @@ def test_all_tables_at_once_outlive_a_rank_and_learn(tmp_path):
 
     # Who knows the signs of all items reaches 0.90.
     assert metrics(run)[-1]["auc"] > 0.8
-    timings = [json.loads(line) for line in (run / "timings.jsonl").read_text().splitlines()]
-    assert all(0 < line["hit_rate"] < 1 for line in timings[1:])
+    hits = [json.loads(line)["hit_rate"] for line in (run / "timings.jsonl").read_text().splitlines()]
+    assert 0.1 < sum(hits) / len(hits) < 0.9
     plan = json.loads((run / "embedding_plan.json").read_text())
     assert plan["ranks"] == 2 and {pack["sharding"] for pack in plan["packs"]} == {"row"}
     assert {pack["group"] for pack in plan["packs"]} == {0, 1}

@@ -442,7 +442,7 @@ TEST(Recommender, RefusesWhatItCannotTrain) {
   EXPECT_THAT(refusal([](RunConfig& c) { c.train.micro_batch = 50; }),
               HasSubstr("must be a multiple of recommender.grain = 256"));
   EXPECT_THAT(refusal([](RunConfig& c) { c.embedding.groups = 5; }), HasSubstr("cannot be in 5 groups"));
-  EXPECT_THAT(refusal([](RunConfig& c) { c.embedding.memory_bytes = 100; }), HasSubstr("memory_bytes of the tiers is"));
+  EXPECT_THAT(refusal([](RunConfig& c) { c.embedding.memory_bytes = 100; }), HasSubstr("of memory_bytes, but need"));
   const RunConfig config = data.config("deepfm");
   RunConfig short_run = config;
   short_run.train.steps = 2;
