@@ -10,12 +10,13 @@ techniques alone take turns within a round, and the best round's median step cou
   P+D    micro-batches of a quarter (train.micro_batch)
   P+K    four groups of packs (embedding.groups)
   P+D+K  all
-  tiers  P with rows and state in a quarter of their memory, the others in files: none kept (16 rows of each table),
-         hot, lru, lfu, beside the ideal hit rate of the measured distribution
+  tiers  P with rows and state in an eighth of their memory, the others in files: none kept (16 rows of each table),
+         hot, lru, lfu, beside the ideal: the share of the accesses that hot counted in as many most frequent rows
 Operators of a step and the share of it in which rows are moved (memory), messages are under way (communication) and the
 dense part computes come from the engine's trace of one step on rank 0. The largest batch is the largest of a ladder
-that trains in a memory control group of `--cap` MiB (needs root), with micro-batches of 1024 and without. All runs must
-end with the same loss: to 1e-5 on two ranks, the same digits on one.
+that trains in a memory control group of `--cap` MiB (needs root): lookups and dense part of all samples at once, the
+dense part in grains of 256, and lookups in micro-batches of 1024 as well. All runs must end with the same loss: to 1e-5
+on two ranks, the same digits on one.
 """
 
 import argparse
@@ -106,7 +107,8 @@ def read_trace(folder: pathlib.Path, step: int) -> dict:
 class Bench:
     def __init__(self, options):
         self.options, self.out = options, options.out
-        self.config = write_rows(options.out, options.rows, 4 * BATCH * 10)
+        self.samples = 40 * BATCH
+        self.config = write_rows(options.out, options.rows, self.samples)
         self.tables = FEATURES * options.rows * (DIM + 1) * 4
 
     def least_memory(self, ranks: int) -> int:
@@ -121,10 +123,10 @@ class Bench:
     def arms(self, ranks: int) -> dict[str, list[str]]:
         if ranks > 1:
             return ARMS
-        quarter = self.tables // 4
+        eighth = self.tables // 8
         tiers = {"none kept": [f"embedding.memory_bytes={self.least_memory(ranks)}"]}
         for policy in ["hot", "lru", "lfu"]:
-            tiers[policy] = [f"embedding.memory_bytes={quarter}", f"embedding.policy={policy}"]
+            tiers[policy] = [f"embedding.memory_bytes={eighth}", f"embedding.policy={policy}"]
         tiers["hot"] += ["embedding.warmup_steps=20"]
         return ARMS | {name: [P, f"embedding.step_rows={BATCH}", *settings] for name, settings in tiers.items()}
 
@@ -134,14 +136,9 @@ class Bench:
         for _ in range(self.options.rounds):
             for name, settings in arms.items():
                 folder = self.out / "run"
-                checked(
-                    train(
-                        self.config,
-                        folder,
-                        ranks,
-                        [f"train.steps={steps}", f"log.trace_steps=[{steps - 1}]", *settings],
-                    )
-                )
+                trace = [f"train.steps={steps}", f"log.trace_steps=[{steps - 1}]"]
+                done = train(self.config, folder, ranks, [*trace, *settings])
+                checked(done)
                 timings = read_lines(folder, "timings.jsonl")[steps // 2 : steps - 2]
                 median = float(np.median([line["step_ms"] for line in timings]))
                 if median >= found[name]["step_ms"]:
@@ -150,30 +147,23 @@ class Bench:
                 found[name]["loss"] = read_lines(folder, "metrics.jsonl")[-1]["loss"]
                 if "hit_rate" in timings[0]:
                     found[name]["hit_rate"] = float(np.mean([line["hit_rate"] for line in timings]))
+                if name == "hot":
+                    ideal = re.search(r"([\d.]+) % if the most frequent rows", done.stderr)
+                    found[name]["ideal_hit_rate"] = float(ideal[1]) / 100
         return found
 
-    def ideal_hit_rate(self) -> float:
-        """Accesses of the rows that are most frequent in the file, as many as a quarter of the memory could hold."""
-        table = parquet.read_table(self.out / "rows.parquet")
-        kept = self.options.rows // 4
-        shares = []
-        for i in range(FEATURES):
-            counts = np.sort(np.bincount(table[f"c{i}"].to_numpy(), minlength=self.options.rows))[::-1]
-            shares.append(counts[:kept].sum() / counts.sum())
-        return float(np.mean(shares))
-
     def largest_batch(self, settings: list[str]) -> int:
-        batch, step, best = 2048, 1.5, 0
-        while batch < 10**6:
+        batch, best = 8192, 0
+        while batch < self.samples:
             group = MemoryGroup(self.options.cap << 20)
             try:
-                sizes = ["train.steps=3", f"train.batch={batch}", "eval.max_rows=1024"]
+                sizes = ["train.steps=3", f"train.batch={batch}"]
                 done = train(self.config, self.out / "fits", 1, [*sizes, *settings], preexec_fn=group.join)
             finally:
                 group.close()
             if done.returncode != 0:
                 return best
-            best, batch = batch, int(batch * step) // 1024 * 1024
+            best, batch = batch, int(batch * 1.2) // 1024 * 1024
         return best
 
 
@@ -183,6 +173,7 @@ def report(ranks: int, found: dict[str, dict]) -> None:
     for name, arm in found.items():
         lanes = "  ".join(f"{lane} {share:4.0%}" for lane, share in arm["lanes"].items())
         hits = f"  hit rate {arm['hit_rate']:.4f}" if "hit_rate" in arm else ""
+        hits += f" (ideal {arm['ideal_hit_rate']:.4f})" if "ideal_hit_rate" in arm else ""
         print(
             f"  {name:10} {arm['step_ms']:7.1f}  {arm['samples_per_s']:8.0f}  {base / arm['step_ms']:5.2f}x "
             f"{arm['operators']:6}  {lanes}{hits}"
@@ -227,7 +218,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rows", type=int, default=100_000, help="of a table")
-    parser.add_argument("--cap", type=int, default=800, help="MiB of the memory control group")
+    parser.add_argument("--cap", type=int, default=700, help="MiB of the memory control group")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "runs/picasso")
     parser.add_argument("--result", type=pathlib.Path, help="write the figures here (JSON)")
     parser.add_argument("--plot", type=pathlib.Path, help="draw them here (SVG)")
@@ -237,15 +228,17 @@ def main() -> None:
     results = {str(ranks): bench.measure(ranks) for ranks in (1, 2)}
     for ranks, found in results.items():
         report(int(ranks), found)
-    ideal = bench.ideal_hit_rate()
-    print(f"\nideal hit rate of a quarter of the rows: {ideal:.4f}")
-    batches = {"whole": bench.largest_batch([]), "D": bench.largest_batch(["train.micro_batch=1024"])}
-    print(f"largest batch in {options.cap} MiB: {batches['whole']} whole, {batches['D']} in micro-batches of 1024")
+    batches = {
+        "at once": bench.largest_batch(["recommender.grain=1000000"]),
+        "grains": bench.largest_batch([]),
+        "grains, D": bench.largest_batch(["train.micro_batch=1024"]),
+    }
+    print(f"\nlargest batch in {options.cap} MiB: {', '.join(f'{batch} {name}' for name, batch in batches.items())}")
     holds = same_results(results["1"], 0) and same_results(results["2"], 1e-5)
     print("all runs end with the same loss" if holds else "LOSSES DIFFER")
     if options.result:
         machine = read_machine(options.out / "run")["machine"]
-        record = {"results": results, "ideal_hit_rate": ideal, "largest_batch": batches, "cap_mib": options.cap}
+        record = {"results": results, "largest_batch": batches, "cap_mib": options.cap}
         options.result.write_text(json.dumps(record | {"machine": machine, "holds": holds}, indent=1) + "\n")
     if options.plot:
         options.plot.write_text(picture(results, batches))
