@@ -31,6 +31,11 @@ int open_unnamed(const std::filesystem::path& folder, const std::string& table) 
   return fd;
 }
 
+/// Of no bytes the pointers may be null: an optimizer without state has none.
+void copy_bytes(void* to, const void* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
 }  // namespace
 
 SlowRows::SlowRows(const Options& options, const InitialRows& initial)
@@ -74,7 +79,7 @@ void SlowRows::read(int64_t row, float* weight, float* state) {
   if (memory_ != nullptr) {
     const char* record = memory_ + row * record_bytes_;
     std::memcpy(weight, record, weight_bytes);
-    std::memcpy(state, record + weight_bytes, state_bytes);
+    copy_bytes(state, record + weight_bytes, state_bytes);
     return;
   }
   const std::array<iovec, 2> parts = {iovec{weight, weight_bytes}, iovec{state, state_bytes}};
@@ -89,7 +94,7 @@ void SlowRows::write(int64_t row, const float* weight, const float* state) {
   if (memory_ != nullptr) {
     char* record = memory_ + row * record_bytes_;
     std::memcpy(record, weight, weight_bytes);
-    std::memcpy(record + weight_bytes, state, state_bytes);
+    copy_bytes(record + weight_bytes, state, state_bytes);
   } else {
     const std::array<iovec, 2> parts = {iovec{const_cast<float*>(weight), weight_bytes},
                                         iovec{const_cast<float*>(state), state_bytes}};
@@ -113,8 +118,8 @@ void SlowRows::read_range(int64_t begin, int64_t count, float* weight, float* st
     for (int64_t i = 0; i < here; ++i) {
       float* row = weight + (first - begin + i) * options_.dim;
       std::memcpy(row, chunk.get() + i * record_bytes_, weight_bytes);
-      std::memcpy(state + (first - begin + i) * options_.state_width, chunk.get() + i * record_bytes_ + weight_bytes,
-                  static_cast<size_t>(record_bytes_) - weight_bytes);
+      copy_bytes(state + (first - begin + i) * options_.state_width, chunk.get() + i * record_bytes_ + weight_bytes,
+                 static_cast<size_t>(record_bytes_) - weight_bytes);
       if (!written(first + i)) initial_.fill(static_cast<uint64_t>(first + i), row);
     }
   }
@@ -128,8 +133,8 @@ void SlowRows::write_range(int64_t begin, int64_t count, const float* weight, co
     const int64_t here = std::min(rows, begin + count - first);
     for (int64_t i = 0; i < here; ++i, weight += options_.dim, state += options_.state_width) {
       std::memcpy(chunk.get() + i * record_bytes_, weight, weight_bytes);
-      std::memcpy(chunk.get() + i * record_bytes_ + weight_bytes, state,
-                  static_cast<size_t>(record_bytes_) - weight_bytes);
+      copy_bytes(chunk.get() + i * record_bytes_ + weight_bytes, state,
+                 static_cast<size_t>(record_bytes_) - weight_bytes);
     }
     write_bytes(first, chunk.get(), here * record_bytes_);
     for (int64_t i = 0; i < here; ++i) mark_written(first + i);
