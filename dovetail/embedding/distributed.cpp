@@ -30,25 +30,10 @@ at::Tensor column_range(const at::Tensor& whole, int64_t dim, int64_t first, int
   return whole.view({whole.size(0), -1, dim}).narrow(2, first, width);
 }
 
-/// Which of a rank's samples a micro-batch has.
-struct Part {
-  int64_t first, count;
-};
-
-Part part_of(int64_t size, int64_t micro_batch, int64_t samples) {
-  const int64_t first = micro_batch == 0 ? 0 : std::min(micro_batch * size, samples);
-  return {first, std::min(size, samples - first)};
-}
-
-Jagged part_of(const Jagged& batch, int64_t size, int64_t micro_batch) {
-  const Part part = part_of(size, micro_batch, batch.samples);
-  return samples_of(batch, part.first, part.count);
-}
-
-std::vector<Jagged> parts_of(const std::vector<Jagged>& batches, int64_t size, int64_t micro_batch) {
-  std::vector<Jagged> parts;
-  for (const Jagged& batch : batches) parts.push_back(part_of(batch, size, micro_batch));
-  return parts;
+/// Micro-batch `number` of a rank's samples, of which it has `size` as far as there are any.
+Jagged part_of(const Jagged& batch, int64_t size, int64_t number) {
+  const int64_t first = number == 0 ? 0 : std::min(number * size, batch.samples);
+  return samples_of(batch, first, std::min(size, batch.samples - first));
 }
 
 }  // namespace
@@ -86,17 +71,22 @@ TableStep DistributedTables::start(const Jagged& batch, int64_t micro_batch, int
   step.micro_batches_ = micro_batches;
   step.pooled_.resize(static_cast<size_t>(micro_batches));
   const auto ranks = static_cast<int64_t>(group_->size()), count = static_cast<int64_t>(packs_.size());
+  std::vector<Message> messages;
   for (const auto& pack : packs_) {
-    TableStep::InPack in{.own = embedding::features_of(batch, pack->features())};
+    const Jagged own = embedding::features_of(batch, pack->features());
+    TableStep::InPack in;
     in.pooled.resize(static_cast<size_t>(micro_batches));
     in.gradients.resize(static_cast<size_t>(micro_batches));
     in.of_ranks.resize(static_cast<size_t>(ranks));
-    if (pack->alone()) in.received = {in.own};
+    if (pack->alone()) {
+      in.arrived = {own};
+    } else {
+      messages.push_back(pack->write_ids(own));
+      for (int64_t m = 0; m < micro_batches; ++m) in.own.push_back(part_of(own, micro_batch, m));
+    }
     step.packs_.push_back(std::move(in));
   }
-  if (ranks == 1 || packs_.empty()) return step;
-  std::vector<Message> messages;
-  for (size_t i = 0; i < packs_.size(); ++i) messages.push_back(packs_[i]->write_ids(step.packs_[i].own));
+  if (messages.empty()) return step;
   // All counts of all packs in one message.
   const at::Tensor counts = at::empty({ranks, count}, at::kLong);
   for (size_t i = 0; i < messages.size(); ++i)
@@ -114,22 +104,31 @@ TableStep DistributedTables::start(const Jagged& batch, int64_t micro_batch, int
 void DistributedTables::receive(TableStep& step) {
   for (size_t i = 0; i < packs_.size(); ++i) {
     TableStep::InPack& in = step.packs_[i];
-    if (in.received.empty()) in.received = packs_[i]->read_ids(in.ids.wait(), in.receive);
+    if (in.arrived.empty()) in.arrived = packs_[i]->read_ids(in.ids.wait(), in.receive);
   }
 }
 
 void DistributedTables::prefetch(TableStep& step) {
   receive(step);
-  for (size_t i = 0; i < packs_.size(); ++i) packs_[i]->prefetch(step.packs_[i].received);
+  for (size_t i = 0; i < packs_.size(); ++i) packs_[i]->prefetch(step.packs_[i].arrived);
 }
 
 void DistributedTables::begin(TableStep& step) {
   receive(step);
-  for (size_t i = 0; i < packs_.size(); ++i) packs_[i]->begin(step.packs_[i].received);
+  for (size_t i = 0; i < packs_.size(); ++i) {
+    TableStep::InPack& in = step.packs_[i];
+    packs_[i]->begin(in.arrived);
+    in.received.resize(static_cast<size_t>(step.micro_batches_));
+    for (int64_t m = 0; m < step.micro_batches_; ++m)
+      for (const Jagged& batch : in.arrived)
+        in.received[static_cast<size_t>(m)].push_back(part_of(batch, step.micro_batch_, m));
+    in.arrived.clear();
+  }
 }
 
 void DistributedTables::gather(TableStep& step, int64_t micro_batch) {
-  const int64_t samples = part_of(step.micro_batch_, micro_batch, step.samples_).count;
+  const int64_t first = micro_batch == 0 ? 0 : std::min(micro_batch * step.micro_batch_, step.samples_),
+                samples = std::min(step.micro_batch_, step.samples_ - first);
   step.pooled_[static_cast<size_t>(micro_batch)] = allocate(samples * columns_).view({samples, columns_});
   for (int64_t g = 0; g < plan_.groups; ++g) gather_group(step, micro_batch, g);
 }
@@ -141,12 +140,11 @@ void DistributedTables::gather_group(TableStep& step, int64_t micro_batch, int64
     if (plan_.packs[i].group != group) continue;
     const TableStep::InPack& in = step.packs_[i];
     if (packs_[i]->alone()) {
-      pool_into(packs_[i]->tables(), part_of(in.received.front(), step.micro_batch_, micro_batch), step.pooled_[m]);
+      pool_into(packs_[i]->tables(), in.received[m].front(), step.pooled_[m]);
     } else if (packs_[i]->exchanges_pooled()) {
-      messages.emplace_back(i, packs_[i]->pool_received(parts_of(in.received, step.micro_batch_, micro_batch)));
+      messages.emplace_back(i, packs_[i]->pool_received(in.received[m]));
     } else {
-      const Jagged& own = in.received[static_cast<size_t>(group_->rank())];
-      packs_[i]->pool_replica(part_of(own, step.micro_batch_, micro_batch), step.pooled_[m]);
+      packs_[i]->pool_replica(in.received[m][static_cast<size_t>(group_->rank())], step.pooled_[m]);
     }
   }
   for (auto& [i, message] : messages)
@@ -160,34 +158,33 @@ at::Tensor DistributedTables::wait(TableStep& step, int64_t micro_batch) {
   for (size_t i = 0; i < packs_.size(); ++i) {
     if (!packs_[i]->exchanges_pooled()) continue;
     TableStep::InPack& in = step.packs_[i];
-    packs_[i]->add_pooled(in.pooled[m].wait(), part_of(in.own, step.micro_batch_, micro_batch), step.pooled_[m]);
+    packs_[i]->add_pooled(in.pooled[m].wait(), in.own[m], step.pooled_[m]);
   }
   return std::move(step.pooled_[m]);
 }
 
 void DistributedTables::add_gradient(TableStep& step, int64_t micro_batch, const at::Tensor& gradient) {
   const TraceSpan span("dovetail::embedding_gradient");
+  const auto m = static_cast<size_t>(micro_batch);
   for (size_t i = 0; i < packs_.size(); ++i) {
     TableStep::InPack& in = step.packs_[i];
     if (packs_[i]->alone()) {
-      in.of_ranks.front().push_back(
-          {.batch = part_of(in.received.front(), step.micro_batch_, micro_batch), .gradient = gradient});
+      in.of_ranks.front().push_back({.batch = in.received[m].front(), .gradient = gradient});
       continue;
     }
-    const Message message = packs_[i]->write_gradient(part_of(in.own, step.micro_batch_, micro_batch), gradient);
-    const std::vector<int64_t> counts =
-        packs_[i]->gradient_counts(parts_of(in.received, step.micro_batch_, micro_batch));
-    in.gradients[static_cast<size_t>(micro_batch)] = Exchange(group_, {message.counts, counts}).start(message.elements);
+    const Message message = packs_[i]->write_gradient(in.own[m], gradient);
+    in.gradients[m] =
+        Exchange(group_, {message.counts, packs_[i]->gradient_counts(in.received[m])}).start(message.elements);
   }
 }
 
 void DistributedTables::update(TableStep& step) {
-  for (int64_t m = 0; m < step.micro_batches_; ++m) {
+  for (size_t m = 0; m < static_cast<size_t>(step.micro_batches_); ++m) {
     for (size_t i = 0; i < packs_.size(); ++i) {
       if (packs_[i]->alone()) continue;
       TableStep::InPack& in = step.packs_[i];
-      std::vector<PooledGradient> gradients = packs_[i]->read_gradients(in.gradients[static_cast<size_t>(m)].wait(),
-                                                                        parts_of(in.received, step.micro_batch_, m));
+      std::vector<PooledGradient> gradients =
+          packs_[i]->read_gradients(in.gradients[m].wait(), in.received[m]);
       for (size_t r = 0; r < gradients.size(); ++r) in.of_ranks[r].push_back(std::move(gradients[r]));
     }
   }
@@ -197,7 +194,6 @@ void DistributedTables::update(TableStep& step) {
       for (PooledGradient& part : of_rank) in_order.push_back(std::move(part));
     embedding::update(packs_[i]->tables(), in_order);
   }
-  ++steps_;
   end(step);
 }
 
@@ -239,7 +235,6 @@ void DistributedTables::set_lr(double lr) {
 }
 
 void DistributedTables::set_steps(int64_t steps) {
-  steps_ = steps;
   for (const auto& pack : packs_) pack->tables().set_steps(steps);
 }
 

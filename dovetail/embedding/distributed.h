@@ -22,10 +22,12 @@ class TableStep {
  private:
   friend class DistributedTables;
   struct InPack {
-    Jagged own;
+    std::vector<Jagged> own;  ///< of each micro-batch
     std::vector<int64_t> receive;
     Exchange::Pending ids;
-    std::vector<Jagged> received;                       ///< of each rank, with the rows of this rank's tables for ids
+    std::vector<Jagged> arrived;  ///< of each rank, until the step begins
+    /// Of each micro-batch and rank, with the rows of this rank's tables for ids.
+    std::vector<std::vector<Jagged>> received;
     std::vector<Exchange::Pending> pooled, gradients;   ///< of each micro-batch
     std::vector<std::vector<PooledGradient>> of_ranks;  ///< of each rank, its micro-batches
   };
@@ -88,7 +90,6 @@ class DistributedTables {
   at::Tensor lookup(const Jagged& batch);
 
   void set_lr(double lr);
-  int64_t steps() const { return steps_; }
   void set_steps(int64_t steps);
 
   /// Table `table` put together on rank 0, a copy or a view; undefined tensors on the others. All ranks together.
@@ -118,7 +119,7 @@ class DistributedTables {
   std::vector<int64_t> feature_rows_;
   std::vector<std::unique_ptr<ShardedPack>> packs_;
   std::vector<size_t> pack_of_;  ///< of each table
-  int64_t columns_ = 0, steps_ = 0;
+  int64_t columns_ = 0;
 };
 
 }  // namespace dovetail::embedding

@@ -57,6 +57,35 @@ bool feature_is_good(const Jagged& batch, int64_t feature, int64_t rows) {
   return signs >> 63 == 0;
 }
 
+/// Bags of a batch that follow one another.
+struct BagRange {
+  const Jagged* batch;
+  int64_t first, count;
+};
+
+/// The bags of all ranges, in order; with weights if `like` has them.
+Jagged join(const std::vector<BagRange>& ranges, const Jagged& like, int64_t features, int64_t samples) {
+  Jagged joined{.values = {},
+                .offsets = at::zeros({features * samples + 1}, like.offsets.options()),
+                .weights = {},
+                .features = features,
+                .samples = samples};
+  auto* next = joined.offsets.mutable_data_ptr<int64_t>();
+  std::vector<at::Tensor> values = {like.values.narrow(0, 0, 0)}, weights;
+  if (like.weights.defined()) weights.push_back(like.weights.narrow(0, 0, 0));
+  for (const BagRange& range : ranges) {
+    const int64_t* bag = range.batch->offsets.const_data_ptr<int64_t>() + range.first;
+    const int64_t ids = bag[range.count] - bag[0], before = *next - bag[0];
+    for (int64_t i = 1; i <= range.count; ++i) next[i] = bag[i] + before;
+    next += range.count;
+    values.push_back(range.batch->values.narrow(0, bag[0], ids));
+    if (like.weights.defined()) weights.push_back(range.batch->weights.narrow(0, bag[0], ids));
+  }
+  joined.values = at::cat(values);
+  if (like.weights.defined()) joined.weights = at::cat(weights);
+  return joined;
+}
+
 }  // namespace
 
 void check_jagged(const Jagged& batch, at::ArrayRef<int64_t> rows) {
@@ -84,70 +113,28 @@ Jagged samples_of(const Jagged& batch, int64_t first, int64_t count) {
   DOVETAIL_CHECK(first >= 0 && count >= 0 && first + count <= batch.samples, "samples {} to {} of {}", first,
                  first + count, batch.samples);
   if (count == batch.samples) return batch;
-  Jagged part{.values = {},
-              .offsets = at::zeros({batch.features * count + 1}, batch.offsets.options()),
-              .weights = {},
-              .features = batch.features,
-              .samples = count};
-  const int64_t* offsets = batch.offsets.const_data_ptr<int64_t>();
-  auto* next = part.offsets.mutable_data_ptr<int64_t>();
-  std::vector<at::Tensor> values, weights;
-  for (int64_t f = 0; f < batch.features; ++f) {
-    const int64_t* bag = offsets + f * batch.samples + first;
-    for (int64_t b = 0; b < count; ++b, ++next) next[1] = next[0] + bag[b + 1] - bag[b];
-    values.push_back(batch.values.narrow(0, bag[0], bag[count] - bag[0]));
-    if (batch.weights.defined()) weights.push_back(batch.weights.narrow(0, bag[0], bag[count] - bag[0]));
-  }
-  part.values = values.empty() ? batch.values : at::cat(values);
-  if (batch.weights.defined()) part.weights = weights.empty() ? batch.weights : at::cat(weights);
-  return part;
+  std::vector<BagRange> ranges;
+  for (int64_t f = 0; f < batch.features; ++f) ranges.push_back({&batch, f * batch.samples + first, count});
+  return join(ranges, batch, batch.features, count);
 }
 
 Jagged side_by_side(const std::vector<Jagged>& batches) {
   if (batches.size() == 1) return batches.front();
-  Jagged all = {.features = batches.front().features};
-  const bool weighted = batches.front().weights.defined();
-  for (const Jagged& batch : batches) all.samples += batch.samples;
-  all.offsets = at::zeros({all.features * all.samples + 1}, at::kLong);
-  auto* next = all.offsets.mutable_data_ptr<int64_t>();
-  std::vector<at::Tensor> values = {batches.front().values.narrow(0, 0, 0)}, weights;
-  if (weighted) weights.push_back(batches.front().weights.narrow(0, 0, 0));
-  for (int64_t f = 0; f < all.features; ++f) {
-    for (const Jagged& batch : batches) {
-      const int64_t* bag = batch.offsets.const_data_ptr<int64_t>() + f * batch.samples;
-      const int64_t ids = bag[batch.samples] - bag[0], before = *next - bag[0];
-      for (int64_t b = 1; b <= batch.samples; ++b) next[b] = bag[b] + before;
-      next += batch.samples;
-      values.push_back(batch.values.narrow(0, bag[0], ids));
-      if (weighted) weights.push_back(batch.weights.narrow(0, bag[0], ids));
-    }
-  }
-  all.values = at::cat(values);
-  if (weighted) all.weights = at::cat(weights);
-  return all;
+  const int64_t features = batches.front().features;
+  int64_t samples = 0;
+  std::vector<BagRange> ranges;
+  for (const Jagged& batch : batches) samples += batch.samples;
+  for (int64_t f = 0; f < features; ++f)
+    for (const Jagged& batch : batches) ranges.push_back({&batch, f * batch.samples, batch.samples});
+  return join(ranges, batches.front(), features, samples);
 }
 
 Jagged features_of(const Jagged& batch, const std::vector<int64_t>& features) {
-  if (static_cast<int64_t>(features.size()) == batch.features) return batch;
   const auto count = static_cast<int64_t>(features.size());
-  Jagged part{.values = {},
-              .offsets = at::zeros({count * batch.samples + 1}, batch.offsets.options()),
-              .weights = {},
-              .features = count,
-              .samples = batch.samples};
-  auto* next = part.offsets.mutable_data_ptr<int64_t>();
-  std::vector<at::Tensor> values = {batch.values.narrow(0, 0, 0)}, weights;
-  for (const int64_t f : features) {
-    const int64_t* bag = batch.offsets.const_data_ptr<int64_t>() + f * batch.samples;
-    const int64_t ids = bag[batch.samples] - bag[0], before = *next - bag[0];
-    for (int64_t b = 1; b <= batch.samples; ++b) next[b] = bag[b] + before;
-    next += batch.samples;
-    values.push_back(batch.values.narrow(0, bag[0], ids));
-    if (batch.weights.defined()) weights.push_back(batch.weights.narrow(0, bag[0], ids));
-  }
-  part.values = at::cat(values);
-  if (batch.weights.defined()) part.weights = weights.empty() ? batch.weights.narrow(0, 0, 0) : at::cat(weights);
-  return part;
+  if (count == batch.features) return batch;
+  std::vector<BagRange> ranges;
+  for (const int64_t f : features) ranges.push_back({&batch, f * batch.samples, batch.samples});
+  return join(ranges, batch, count, batch.samples);
 }
 
 }  // namespace dovetail::embedding

@@ -83,11 +83,13 @@ PackSpec fast_spec(PackSpec spec, const TierOptions& options, int64_t fast_rows)
 }  // namespace
 
 TieredTables::TieredTables(const PackSpec& spec, const TierOptions& options)
+    : TieredTables(spec, options, choose_fast_rows(spec, options)) {}
+
+TieredTables::TieredTables(const PackSpec& spec, const TierOptions& options, int64_t fast_rows)
     : spec_(spec),
       options_(options),
-      fast_(fast_spec(spec, options, choose_fast_rows(spec, options)), PackedTables::Initial::kUnset) {
-  const int64_t fast_rows = choose_fast_rows(spec, options);
-  memory_bytes_ = bytes_of(spec, options, fast_rows);
+      memory_bytes_(bytes_of(spec, options, fast_rows)),
+      fast_(fast_spec(spec, options, fast_rows), PackedTables::Initial::kUnset) {
   for (size_t t = 0; t < spec.tables.size(); ++t) {
     const TableSpec& table = spec.tables[t];
     const int64_t state_width = state_per_row(spec.optimizer.kind, table.dim);

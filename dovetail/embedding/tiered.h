@@ -107,6 +107,7 @@ class TieredTables {
     void write(int64_t row, int64_t slot) { slow.write(row, weight_of(slot), state_of(slot)); }
   };
 
+  TieredTables(const PackSpec& spec, const TierOptions& options, int64_t fast_rows);
   template <class Body>
   void each_move(const Body& body);
   Table& checked(int64_t table, int64_t begin, int64_t count) const;
