@@ -15,7 +15,7 @@ namespace {
 
 /// Rows (rows, width) of every rank, in the whole table's order.
 at::Tensor interleave(const std::vector<at::Tensor>& parts, int64_t rows) {
-  const at::Tensor whole = at::empty({rows, parts.front().size(1)}, parts.front().options());
+  at::Tensor whole = at::empty({rows, parts.front().size(1)}, parts.front().options());
   const auto ranks = static_cast<int64_t>(parts.size());
   for (int64_t r = 0; r < std::min(ranks, rows); ++r) {
     const at::Tensor to = whole.slice(0, r, std::nullopt, ranks);
@@ -183,8 +183,7 @@ void DistributedTables::update(TableStep& step) {
     for (size_t i = 0; i < packs_.size(); ++i) {
       if (packs_[i]->alone()) continue;
       TableStep::InPack& in = step.packs_[i];
-      std::vector<PooledGradient> gradients =
-          packs_[i]->read_gradients(in.gradients[m].wait(), in.received[m]);
+      std::vector<PooledGradient> gradients = packs_[i]->read_gradients(in.gradients[m].wait(), in.received[m]);
       for (size_t r = 0; r < gradients.size(); ++r) in.of_ranks[r].push_back(std::move(gradients[r]));
     }
   }

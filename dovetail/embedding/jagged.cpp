@@ -122,8 +122,9 @@ Jagged side_by_side(const std::vector<Jagged>& batches) {
   if (batches.size() == 1) return batches.front();
   const int64_t features = batches.front().features;
   int64_t samples = 0;
-  std::vector<BagRange> ranges;
   for (const Jagged& batch : batches) samples += batch.samples;
+  std::vector<BagRange> ranges;
+  ranges.reserve(static_cast<size_t>(features) * batches.size());
   for (int64_t f = 0; f < features; ++f)
     for (const Jagged& batch : batches) ranges.push_back({&batch, f * batch.samples, batch.samples});
   return join(ranges, batches.front(), features, samples);
@@ -133,6 +134,7 @@ Jagged features_of(const Jagged& batch, const std::vector<int64_t>& features) {
   const auto count = static_cast<int64_t>(features.size());
   if (count == batch.features) return batch;
   std::vector<BagRange> ranges;
+  ranges.reserve(features.size());
   for (const int64_t f : features) ranges.push_back({&batch, f * batch.samples, batch.samples});
   return join(ranges, batch, count, batch.samples);
 }
