@@ -30,9 +30,11 @@ foreach(layer IN LISTS LAYERS)
     target_precompile_headers(dovetail_${layer} REUSE_FROM dovetail_pch)
   endif()
   set_target_properties(dovetail_${layer} PROPERTIES DEFINE_SYMBOL "" BUILD_RPATH "${CMAKE_BINARY_DIR}/lib;${TORCH_DIR}/lib;${ARROW_DIR}")
-  # Highway compiles a kernel once per instruction set from one file: it must see its own headers first.
+  # Highway compiles a kernel once per instruction set from one file: it must see its own headers first. Loops of a
+  # constant number of vectors stay in registers only when they are unrolled, which -O2 does not do.
   file(GLOB simd_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/dovetail/${layer}/*_simd.cpp)
-  set_source_files_properties(${simd_sources} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+  set_source_files_properties(${simd_sources} PROPERTIES SKIP_PRECOMPILE_HEADERS ON
+                              COMPILE_OPTIONS "$<$<CONFIG:Release>:-O3>")
 endforeach()
 
 target_link_libraries(dovetail_base PRIVATE PkgConfig::hwloc)

@@ -18,8 +18,8 @@ namespace HWY_NAMESPACE {
 using embedding::PoolFeature;
 using embedding::PoolProblem;
 
-/// Bags whose rows are on their way while one is summed.
-constexpr int64_t kAhead = 12;
+/// Bags whose rows are on their way while one is summed; rows that are on their way while one is copied.
+constexpr int64_t kAhead = 12, kCopyAhead = 24;
 /// Rows of a bag that are asked for ahead; those behind them follow while these are summed.
 constexpr int64_t kRowsAhead = 4;
 
@@ -50,9 +50,47 @@ HWY_INLINE void pool_bag(const PoolProblem& p, const PoolFeature& feature, const
   });
 }
 
+/// Rows into y, one for each sample: bags of one id without weights.
+template <bool kStream>
+HWY_INLINE void copy_rows(const PoolFeature& feature, const int64_t* ids, int64_t count, float* y, int64_t columns) {
+  const float* rows = feature.rows;
+  const int64_t dim = feature.dim;
+  for (int64_t i = 0; i < std::min(kCopyAhead, count); ++i) prefetch_row(rows + ids[i] * dim, dim);
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kCopyAhead < count) prefetch_row(rows + ids[i + kCopyAhead] * dim, dim);
+    const float* row = rows + ids[i] * dim;
+    float* to = y + i * columns;
+    each_block(dim, [&](const auto& block) {
+      for (int v = 0; v < std::decay_t<decltype(block)>::kCount; ++v) {
+        const int64_t column = block.column + v * kLanes;
+        // + 0 as every sum begins: -0 becomes 0.
+        const FloatVector value = hn::Add(load(row + column, block.left(v)), splat(0.0f));
+        if constexpr (kStream) {
+          hn::Stream(value, FloatTag(), to + column);
+        } else {
+          store(value, to + column, block.left(v));
+        }
+      }
+    });
+  }
+}
+
+/// Whether bags [0, count) hold one id each.
+HWY_INLINE bool are_single(const int64_t* bags, int64_t count) {
+  uint64_t uneven = 0;
+  for (int64_t b = 0; b < count; ++b) uneven |= static_cast<uint64_t>(bags[b + 1] - bags[b]) ^ 1;
+  return uneven == 0;
+}
+
 void PoolSamples(const PoolProblem& p, int64_t f, int64_t begin, int64_t end) {
   const PoolFeature& feature = p.features[static_cast<size_t>(f)];
   const int64_t* bags = p.offsets + f * p.samples;
+  if (!p.weights && are_single(bags + begin, end - begin)) {
+    const auto copy = p.stream ? copy_rows<true> : copy_rows<false>;
+    copy(feature, p.values + bags[begin], end - begin, p.y + begin * p.columns + feature.column, p.columns);
+    if (p.stream) hwy::FlushStream();
+    return;
+  }
   for (int64_t b = begin; b < std::min(begin + kAhead, end); ++b) prefetch_bag(p, feature, bags + b);
   for (int64_t b = begin; b < end; ++b) {
     if (b + kAhead < end) prefetch_bag(p, feature, bags + b + kAhead);

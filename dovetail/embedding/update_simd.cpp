@@ -77,37 +77,83 @@ HWY_INLINE FloatVector stepped(FloatVector w, FloatVector g, float* state, int64
   }
 }
 
-/// sum = G, with decay, whose last vector is filled up with zeros; returns the sum of its squares.
-HWY_INLINE float decay_and_square(float* HWY_RESTRICT sum, const float* HWY_RESTRICT w, int64_t dim, float decay) {
+/// sum = G, with decay, whose last vector is filled up with zeros; returns its squares, to be summed over the lanes.
+HWY_INLINE FloatVector decay_and_square(float* HWY_RESTRICT sum, const float* HWY_RESTRICT w, int64_t dim,
+                                        float decay) {
   FloatVector squares = splat(0.0f);
   for (int64_t i = 0; i < dim; i += kLanes) {
     const FloatVector g = hn::MulAdd(splat(decay), load(w + i, dim - i), load(sum + i));
     store(g, sum + i);
     squares = hn::MulAdd(g, g, squares);
   }
-  return sum_lanes(squares);
+  return squares;
 }
 
 /// lr, or of kRowWiseAdagrad lr / (sqrt(s) + eps) after s has been updated.
 template <OptimizerKind kKind>
-HWY_INLINE float rate_of_row(float squares, float* state, int64_t dim, const UpdateScalars& c) {
+HWY_INLINE float rate_of_row(FloatVector squares, float* state, int64_t dim, const UpdateScalars& c) {
   if constexpr (kKind != OptimizerKind::kRowWiseAdagrad) return c.lr;
-  *state += squares / static_cast<float>(dim);
+  *state += sum_lanes(squares) / static_cast<float>(dim);
   return c.lr / (std::sqrt(*state) + c.eps);
+}
+
+/// Whether G is decayed or squared before the step.
+template <OptimizerKind kKind>
+HWY_INLINE bool needs_squares(const UpdateScalars& c) {
+  return kKind == OptimizerKind::kRowWiseAdagrad || c.weight_decay != 0;
+}
+
+/// One row whose kVectors vectors stay in registers from its gradients' sum to its step: sum_gradients,
+/// decay_and_square and the step in one, with their bits.
+template <OptimizerKind kKind, int kVectors>
+HWY_INLINE void update_row(const UpdateProblem& p, int64_t begin, int64_t end, const UpdateScalars& c) {
+  const auto row = static_cast<int64_t>(row_of(p.keys[begin]));
+  FloatVector g[kVectors], w[kVectors];
+  for (int v = 0; v < kVectors; ++v) g[v] = splat(0.0f);
+  for (int64_t i = begin; i < end; ++i) {
+    if (i + kAhead < p.count) prefetch_occurrence<kKind>(p, i + kAhead);
+    const Occurrence& occurrence = p.occurrences[index_of(p.keys[i])];
+    add_scaled(Block<kVectors>{0}, occurrence.scale, occurrence.gradient, g);
+  }
+  float* weight = p.rows + row * p.dim;
+  float* state = p.state + row * p.state_width;
+  FloatVector squares = splat(0.0f);
+  for (int v = 0; v < kVectors; ++v) {
+    w[v] = load(weight + v * kLanes, kLanes);
+    if (needs_squares<kKind>(c)) {
+      g[v] = hn::MulAdd(splat(c.weight_decay), w[v], g[v]);
+      squares = hn::MulAdd(g[v], g[v], squares);
+    }
+  }
+  const FloatVector rate = splat(rate_of_row<kKind>(squares, state, p.dim, c));
+  for (int v = 0; v < kVectors; ++v)
+    store(stepped<kKind>(w[v], g[v], state + v * kLanes, p.dim, kLanes, c, rate), weight + v * kLanes, kLanes);
+}
+
+template <OptimizerKind kKind, int kVectors>
+void update_in_registers(const UpdateProblem& p, const UpdateScalars& c) {
+  for (int64_t begin = 0, end = 0; begin < p.count; begin = end) {
+    const uint64_t row = row_of(p.keys[begin]);
+    while (end < p.count && row_of(p.keys[end]) == row) ++end;
+    update_row<kKind, kVectors>(p, begin, end, c);
+  }
 }
 
 template <OptimizerKind kKind>
 void update(const UpdateProblem& p, const UpdateScalars& c) {
   float* sum = workspace(Workspace::kRows, static_cast<size_t>((p.dim + kLanes - 1) / kLanes * kLanes));
   for (int64_t i = 0; i < std::min(kAhead, p.count); ++i) prefetch_occurrence<kKind>(p, i);
+  if (p.dim == kLanes) return update_in_registers<kKind, 1>(p, c);
+  if (p.dim == 2 * kLanes) return update_in_registers<kKind, 2>(p, c);
+  if (p.dim == 4 * kLanes) return update_in_registers<kKind, 4>(p, c);
+  if (p.dim == 8 * kLanes) return update_in_registers<kKind, 8>(p, c);
   for (int64_t begin = 0, end = 0; begin < p.count; begin = end) {
     const uint64_t row = row_of(p.keys[begin]);
     while (end < p.count && row_of(p.keys[end]) == row) ++end;
     sum_gradients<kKind>(p, begin, end, sum);
     float* w = p.rows + static_cast<int64_t>(row) * p.dim;
     float* state = p.state + static_cast<int64_t>(row) * p.state_width;
-    const bool squared = kKind == OptimizerKind::kRowWiseAdagrad || c.weight_decay != 0;
-    const float squares = squared ? decay_and_square(sum, w, p.dim, c.weight_decay) : 0.0f;
+    const FloatVector squares = needs_squares<kKind>(c) ? decay_and_square(sum, w, p.dim, c.weight_decay) : splat(0.0f);
     const FloatVector rate = splat(rate_of_row<kKind>(squares, state, p.dim, c));
     for (int64_t i = 0; i < p.dim; i += kLanes) {
       const int64_t left = p.dim - i;

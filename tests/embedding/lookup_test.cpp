@@ -167,6 +167,34 @@ TEST(EmbeddingLookup, OutputsThatAreStreamedAreTheSame) {
   }
 }
 
+/// Bags of one id have a path of their own, which ids with weights do not take; rows of a few vectors one of updates.
+TEST(EmbeddingLookup, SingleIdsAreTheSame) {
+  at_every_simd_level([] {
+    for (const int64_t samples : {33, 12000}) {
+      PackedTables tables({.tables = {{"t", 50, 64}, {"u", 20, 32}, {"v", 30, 128}, {"w", 9, 21}},
+                           .feature_table = {0, 1, 2, 3},
+                           .optimizer = {.kind = OptimizerKind::kRowWiseAdagrad, .weight_decay = 0.1}});
+      tables.weight(0)[7].fill_(-0.0f);
+      const auto generator = at::detail::createCPUGenerator(1);
+      Jagged batch = {.values = at::randint(0, 9, {4 * samples}, generator, at::kLong),
+                      .offsets = at::arange(4 * samples + 1),
+                      .features = 4,
+                      .samples = samples};
+      const at::Tensor copied = pool(tables, batch);
+      batch.weights = at::ones({4 * samples});
+      expect_same_bits(copied, pool(tables, batch));
+      if (samples > 33) continue;
+      batch.weights = at::Tensor();
+      Reference reference(tables);
+      expect_close(copied, reference.pool(batch), 0, "pooled");
+      const at::Tensor gradient = gradient_for(tables, samples, 2);
+      update(tables, {{batch, gradient}});
+      reference.update(batch, gradient);
+      expect_like_reference(tables, reference, 2e-5);
+    }
+  });
+}
+
 TEST(EmbeddingLookup, PackingDoesNotChangeABit) {
   for (const OptimizerKind kind : kKinds) {
     PackedTables packed(mixed(kind));

@@ -56,6 +56,7 @@ inline void expect_close(const at::Tensor& actual, const at::Tensor& expected, d
 
 inline void expect_same_bits(const at::Tensor& a, const at::Tensor& b, const std::string& what = "") {
   EXPECT_TRUE(at::equal(a, b)) << what << " differ by " << (a - b).abs().max().item<double>();
+  EXPECT_TRUE(at::equal(a.signbit(), b.signbit())) << what << " differ in the sign of a zero";
 }
 
 using Operation = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
