@@ -11,7 +11,7 @@
 //
 //   einsum      one-hot (T, E, C) masks for encode and decode (GShard), C as large as the load needs, uniform
 //               all-to-all, one batched product
-//   sparse      the same, rows moved by index (Tutel's fast encode and decode)
+//   sparse      the same, rows moved by index (Tutel's fast encode and decode): model.moe.pad_to_capacity
 //   dropless    rows as they are instead of padded to C: grouped products where they lie (MegaBlocks)
 //   overlap n   chunks whose exchange overlaps with another's experts (Tutel's pipelining)
 //   2dh         all-to-all in two stages, nodes of half the ranks each (Tutel)
@@ -126,17 +126,10 @@ at::Tensor by_einsum(const Job& job) {
   return at::einsum("tec,ecm->tm", {combine, made});
 }
 
-at::Tensor by_index(const Job& job) {
+at::Tensor by_capacity(const Job& job) {
   const Routing routing = routed_with_capacity(job);
-  const int64_t experts = job.logits.size(1);
-  const Dispatch to = dispatch(routing.expert, routing.slot, experts);
-  const at::Tensor at =
-      (routing.expert.to(at::kLong) * routing.capacity + routing.slot).view(-1).index_select(0, to.choice);
-  const at::Tensor ecm = at::zeros({experts * routing.capacity, job.x.size(1)})
-                             .index_copy(0, at, dispatch_rows(job.x, to))
-                             .view({experts, routing.capacity, -1});
-  const at::Tensor made = batched_experts(job, ecm).reshape({-1, job.x.size(1)});
-  return combine_rows(made.index_select(0, at), routing.weight, to);
+  return parallel_feed_forward(job.x, routing.weight, routing.expert, routing.slot, {.weights = job.weights}, job.ranks,
+                               {}, routing.capacity);
 }
 
 at::Tensor dropless(const Job& job, const Plan& plan) {
@@ -217,7 +210,7 @@ nlohmann::ordered_json report(const std::vector<Side>& sides, const std::string&
 
 nlohmann::ordered_json ladder(const Options& options, double skew, const std::string& title, bool& holds) {
   std::vector<Side> sides = {{.name = "einsum", .forward = by_einsum},
-                             {.name = "sparse", .forward = by_index},
+                             {.name = "sparse", .forward = by_capacity},
                              by_plan("dropless", {}),
                              by_plan("overlap 2", {.overlap = 2}),
                              by_plan("overlap 4", {.overlap = 4})};

@@ -106,6 +106,9 @@ void Config::describe(Section& s) {
       .choices(strings(kCapacityRuleNames));
   s.value("capacity_factor", capacity_factor,
           "Slots of an expert over an even share; tutel: 0 as many as needed, below 0 as needed up to that factor");
+  s.value("pad_to_capacity", pad_to_capacity,
+          "Every expert gets as many rows as its capacity, zeros behind those it has: all sizes are known, so ranks "
+          "exchange rows alone. false: the rows there are (dropless); results are the same");
   s.value("second_expert", second_expert,
           "Of k = 2 in training: always there, or dropped where twice its weight is below a random number (GShard)")
       .choices({"always", "random"});
@@ -152,6 +155,8 @@ Config resolve(const Config& config, int64_t width) {
                            c.capacity_rule == defaults.capacity_rule && c.capacity_factor == defaults.capacity_factor),
       "model.moe.drop = \"none\": there is no capacity, so slot_order, batch_prioritized, capacity_rule and "
       "capacity_factor do nothing; leave them out or say what is dropped");
+  user_check(c.drop != "none" || !c.pad_to_capacity,
+             "model.moe.pad_to_capacity needs a capacity, but model.moe.drop = \"none\" has none; say what is dropped");
   check_second_expert(c);
   user_check(c.num_groups > 1 || c.group_score == defaults.group_score,
              "model.moe.group_score does nothing with num_groups = 1; leave it out");

@@ -19,7 +19,7 @@ struct Config {
   std::string score = "softmax", normalize = "before", slot_order = "choice", drop = "none", group_score = "top2";
   std::string capacity_rule = "tutel", load_count = "all_choices";
   double capacity_factor = 1, scale = 1;
-  bool batch_prioritized = false;
+  bool batch_prioritized = false, pad_to_capacity = false;
   std::string second_expert = "always";
   bool draw_frees_slot = false;
   double bias_update_rate = 0;

@@ -53,6 +53,13 @@ Dispatch dispatch(const at::Tensor& expert_of, const at::Tensor& slot_of, int64_
   return out;
 }
 
+Dispatch padded(Dispatch to, int64_t capacity) {
+  for (int64_t e = 0; e < to.experts(); ++e)
+    DOVETAIL_CHECK(to.rows(e) <= capacity, "expert {} has {} rows for {} places", e, to.rows(e), capacity);
+  to.capacity = capacity;
+  return to;
+}
+
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -61,7 +68,7 @@ using torch::autograd::variable_list;
 /// y[token] += weight * rows, expert by expert: the tokens of one are all different.
 void add_to_tokens(at::Tensor& y, const at::Tensor& rows, const at::Tensor& weight, const Dispatch& to) {
   for (int64_t e = 0; e < to.experts(); ++e) {
-    const at::Tensor part = to.of_expert(rows, e), token = to.of_expert(to.token, e);
+    const at::Tensor part = rows.narrow(0, to.first_place(e), to.rows(e)), token = to.of_expert(to.token, e);
     const at::Tensor of_rows = weight.defined() ? to.of_expert(weight, e) : weight;
     add_rows({.storage = storage_of(part),
               .rows = part.size(0),
@@ -74,20 +81,41 @@ void add_to_tokens(at::Tensor& y, const at::Tensor& rows, const at::Tensor& weig
   }
 }
 
-/// weight * x[token], and, where `other` is defined, the products of each x[token] with other's row.
+/// weight * x[token] in the rows' places, and, where `other` is defined, the products of each x[token] with other's
+/// row there.
 at::Tensor take_tokens(const at::Tensor& x, const Dispatch& to, const at::Tensor& weight = {},
                        const at::Tensor& other = {}, const at::Tensor& dots = {}) {
-  at::Tensor y = at::empty({to.rows(), x.size(1)}, x.options());
-  gather_rows({.storage = storage_of(x),
-               .rows = to.rows(),
-               .width = x.size(1),
-               .x = x.const_data_ptr(),
-               .row = to.token.const_data_ptr<int32_t>(),
-               .weight = data_or_null(weight),
-               .y = y.mutable_data_ptr(),
-               .other = other.defined() ? other.const_data_ptr() : nullptr,
-               .dots = dots.defined() ? dots.mutable_data_ptr<float>() : nullptr});
+  at::Tensor y = at::empty({to.places(), x.size(1)}, x.options());
+  // Without padding all experts' rows follow one another.
+  for (int64_t e = 0, end = 0; e < to.experts(); e = end) {
+    end = to.capacity > 0 ? e + 1 : to.experts();
+    const int64_t first = to.first_row(e), rows = to.first_row(end) - first, place = to.first_place(e);
+    const auto part = [&](const at::Tensor& all, int64_t begin) {
+      return all.defined() ? all.narrow(0, begin, rows) : all;
+    };
+    const at::Tensor of_weight = part(weight, first), of_y = part(y, place), of_other = part(other, place),
+                     of_dots = part(dots, first);
+    gather_rows({.storage = storage_of(x),
+                 .rows = rows,
+                 .width = x.size(1),
+                 .x = x.const_data_ptr(),
+                 .row = part(to.token, first).const_data_ptr<int32_t>(),
+                 .weight = data_or_null(of_weight),
+                 .y = of_y.mutable_data_ptr(),
+                 .other = of_other.defined() ? of_other.const_data_ptr() : nullptr,
+                 .dots = of_dots.defined() ? of_dots.mutable_data_ptr<float>() : nullptr});
+    y.narrow(0, place + rows, to.first_place(end) - place - rows).zero_();
+  }
   return y;
+}
+
+/// (rows) int64: where each lies.
+at::Tensor places_of(const Dispatch& to) {
+  at::Tensor places = at::empty({to.rows()}, at::kLong);
+  auto* place = places.mutable_data_ptr<int64_t>();
+  for (int64_t e = 0; e < to.experts(); place += to.rows(e), ++e)
+    std::iota(place, place + to.rows(e), to.first_place(e));
+  return places;
 }
 
 class DispatchFunction : public torch::autograd::Function<DispatchFunction> {
@@ -138,17 +166,22 @@ bool by_kernel(const at::Tensor& x) { return use_kernel(Kernel::kExperts, x) && 
 at::Tensor dispatch_rows(const at::Tensor& x, const Dispatch& to) {
   user_check(x.dim() == 2 && at::isFloatingType(x.scalar_type()), "dispatch: x must be (T, C) and floating, but is {}",
              describe(x));
-  if (!by_kernel(x)) return x.index_select(0, to.token);
+  if (!by_kernel(x)) {
+    const at::Tensor rows = x.index_select(0, to.token);
+    if (to.capacity == 0) return rows;
+    return at::zeros({to.places(), x.size(1)}, x.options().requires_grad(false)).index_copy(0, places_of(to), rows);
+  }
   return DispatchFunction::apply(x.contiguous(), to);
 }
 
 at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weight, const Dispatch& to) {
   const auto dtype = rows.scalar_type() == at::kBFloat16 ? at::kFloat : rows.scalar_type();
-  user_check(rows.dim() == 2 && rows.size(0) == to.rows() && weight.dim() == 2 && weight.scalar_type() == dtype,
-             "combine: rows must be ({}, C) and weight (T, k) of {}: rows is {}, weight is {}", to.rows(),
+  user_check(rows.dim() == 2 && rows.size(0) == to.places() && weight.dim() == 2 && weight.scalar_type() == dtype,
+             "combine: rows must be ({}, C) and weight (T, k) of {}: rows is {}, weight is {}", to.places(),
              at::toString(dtype), describe(rows), describe(weight));
   if (by_kernel(rows)) return CombineFunction::apply(rows.contiguous(), weight, to);
-  const at::Tensor weighted = rows * weight.reshape(-1).index_select(0, to.choice).unsqueeze(1);
+  const at::Tensor kept = to.capacity == 0 ? rows : rows.index_select(0, places_of(to));
+  const at::Tensor weighted = kept * weight.reshape(-1).index_select(0, to.choice).unsqueeze(1);
   return at::zeros({weight.size(0), rows.size(1)}, weight.options().requires_grad(false))
       .index_add(0, to.token, weighted);
 }

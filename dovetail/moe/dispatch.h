@@ -8,10 +8,14 @@
 namespace dovetail::moe {
 
 /// Choices that were not dropped, sorted by expert and within one by slot.
+///
+/// Their rows lie one behind the other (dropless), or, padded to a capacity, each expert's from its first place on with
+/// rows of zeros behind them: GShard's and Tutel's (E, capacity, C), whose sizes no one has to be told.
 struct Dispatch {
   std::vector<int64_t> begin;  ///< (E + 1): expert e has rows [begin[e], begin[e + 1])
   at::Tensor choice;           ///< (rows) int64: t k + j, of choice j of token t
   at::Tensor token;            ///< (rows) int32
+  int64_t capacity = 0;        ///< places of each expert; 0: as many as it has rows
 
   int64_t experts() const { return static_cast<int64_t>(begin.size()) - 1; }
   int64_t rows() const { return begin.back(); }
@@ -20,15 +24,19 @@ struct Dispatch {
   at::Tensor of_expert(const at::Tensor& per_row, int64_t expert) const {
     return per_row.narrow(0, first_row(expert), rows(expert));
   }
+  int64_t first_place(int64_t expert) const { return capacity > 0 ? expert * capacity : first_row(expert); }
+  int64_t places() const { return first_place(experts()); }
 };
 /// expert and slot (T, k) as of a Routing, on the CPU.
 Dispatch dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts);
+/// The same with `capacity` places for each expert, of which none may have more rows.
+Dispatch padded(Dispatch to, int64_t capacity);
 
-/// The rows of x (T, C) that go to the experts, expert by expert: (to.rows(), C).
+/// The rows of x (T, C) that go to the experts, expert by expert: (to.places(), C), zeros where there is none.
 at::Tensor dispatch_rows(const at::Tensor& x, const Dispatch& to);
 
 /// What `dispatch_rows` distributed, back in place: y[t] (T, C) = sum over the kept choices of token t of weight *
-/// their rows. rows (to.rows(), C); weight (T, k), float32 if `rows` are bfloat16 and otherwise of their dtype, which
+/// their rows. rows (to.places(), C); weight (T, k), float32 if `rows` are bfloat16 and otherwise of their dtype, which
 /// is also y's.
 ///
 /// Both are differentiable and read `to` in backward too. float32 and bfloat16 on the CPU run our kernels, sums in

@@ -66,11 +66,13 @@ Layer::Output Layer::forward(const at::Tensor& x, const Pass& pass) {
     load_.dropped -= (routing.slot >= 0).sum().item<int64_t>();
   }
   const LocalExperts local = local_experts();
+  const std::optional<int64_t> capacity = padded_capacity(routing, pass);
   at::Tensor y;
   if (ranks_) {
-    y = parallel_feed_forward(rows, routing.weight, routing.expert, routing.slot, local, *ranks_, plan_);
+    y = parallel_feed_forward(rows, routing.weight, routing.expert, routing.slot, local, *ranks_, plan_, capacity);
+  } else if (const Dispatch to = dispatch(routing.expert, routing.slot, config_.experts); capacity) {
+    y = padded_feed_forward(rows, routing.weight, padded(to, *capacity), local);
   } else {
-    const Dispatch to = dispatch(routing.expert, routing.slot, config_.experts);
     y = local.modules ? apply_experts(rows, routing.weight, to, local.modules)
                       : feed_forward(rows, routing.weight, to, local.weights);
   }
@@ -78,6 +80,15 @@ Layer::Output Layer::forward(const at::Tensor& x, const Pass& pass) {
   if (shared_) y = y + shared_->forward(rows);
   out.y = y.view(x.sizes());
   return out;
+}
+
+std::optional<int64_t> Layer::padded_capacity(const Routing& routing, const Pass& pass) const {
+  if (!config_.pad_to_capacity) return std::nullopt;
+  if (!ranks_) return routing.capacity;
+  if (config_.capacity_factor > 0 && pass.most_tokens > 0)
+    return capacity(routing_spec(config_), pass.most_tokens, config_.experts, 0);
+  const std::vector<int64_t> own(static_cast<size_t>(ranks_->placement.ranks), routing.capacity);
+  return std::ranges::max(exchange_sizes(*ranks_->group, own).receive);
 }
 
 bool Layer::quantized() const {

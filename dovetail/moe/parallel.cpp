@@ -76,11 +76,30 @@ struct Chunk {
   Dispatch local;
 };
 
+/// A row of an expert in r shards is r rows with the same weight.
+at::Tensor shard_weight(const at::Tensor& weight, const Plan& plan) {
+  return plan.shards == 1 ? weight : weight.unsqueeze(2).expand({-1, -1, plan.shards}).flatten(1);
+}
+
+/// Chunks of slots for padded rows. Of an expert that is whole on `copies` groups of ranks each group has every
+/// copies-th slot.
+std::vector<Chunk> make_padded_chunks(const at::Tensor& x, const at::Tensor& weight, const Choices& parts,
+                                      int64_t part_count, const Plan& plan, int copies, int64_t capacity) {
+  std::vector<Chunk> chunks;
+  for (int64_t i = 0; i < plan.overlap; ++i) {
+    const int64_t first = capacity * i / plan.overlap, end = capacity * (i + 1) / plan.overlap;
+    const at::Tensor inside = parts.slot.ge(first).logical_and_(parts.slot.lt(end));
+    const at::Tensor slot = at::where(inside, parts.slot - first, -1).to(at::kInt);
+    chunks.push_back({.x = x,
+                      .weight = shard_weight(weight, plan),
+                      .to = padded(dispatch(parts.expert, slot, part_count), (end - first + copies - 1) / copies)});
+  }
+  return chunks;
+}
+
 std::vector<Chunk> make_chunks(const at::Tensor& x, const at::Tensor& weight, const Choices& parts, int64_t part_count,
                                const Plan& plan) {
-  // A row of an expert in r shards is r rows with the same weight.
-  const at::Tensor part_weight =
-      plan.shards == 1 ? weight : weight.unsqueeze(2).expand({-1, -1, plan.shards}).flatten(1);
+  const at::Tensor part_weight = shard_weight(weight, plan);
   if (plan.overlap == 1) return {{.x = x, .weight = part_weight, .to = dispatch(parts.expert, parts.slot, part_count)}};
   const auto xs = x.tensor_split(plan.overlap), weights = part_weight.tensor_split(plan.overlap),
              experts = parts.expert.tensor_split(plan.overlap), slots = parts.slot.tensor_split(plan.overlap);
@@ -153,13 +172,35 @@ void exchange_counts(std::vector<Chunk>& chunks, const ExpertRanks& ranks, const
   }
 }
 
+/// What every rank will get of padded rows, which it knows.
+void plan_padded(std::vector<Chunk>& chunks, const ExpertRanks& ranks, const Plan& plan) {
+  const Placement& placement = ranks.placement;
+  const int64_t own = placement.count(placement.holder(ranks.group->rank()));
+  user_check(!plan.hierarchical || placement.experts % placement.holders() == 0,
+             "2DH of rows that are padded to a capacity needs as many experts on every rank, but {} are spread over {}",
+             placement.experts, placement.holders());
+  for (Chunk& chunk : chunks) {
+    Splits rows;
+    for (int rank = 0; rank < placement.ranks; ++rank) {
+      rows.send.push_back(placement.count(placement.holder(rank)) * chunk.to.capacity);
+      rows.receive.push_back(own * chunk.to.capacity);
+    }
+    const std::vector<int64_t> of_sender(static_cast<size_t>(own), chunk.to.capacity);
+    chunk.local = arriving(std::vector(static_cast<size_t>(placement.ranks), of_sender), own);
+    chunk.exchange.emplace(plan.hierarchical ? Exchange::hierarchical_even(*ranks.nodes, chunk.to.places())
+                                             : Exchange(ranks.group, std::move(rows)));
+  }
+}
+
 at::Tensor run_experts(const at::Tensor& x, const Dispatch& to, const LocalExperts& experts, at::ScalarType sums) {
   const at::Tensor ones = at::ones({x.size(0), 1}, x.options().dtype(sums).requires_grad(false));
   return experts.modules ? apply_experts(x, ones, to, experts.modules) : feed_forward(x, ones, to, experts.weights);
 }
 
-/// Rows to the experts and back: dispatch 0, dispatch 1, combine 0, dispatch 2, combine 1, ...
-at::Tensor exchange_rows(std::vector<Chunk> chunks, const LocalExperts& experts, const ExpertRanks& ranks) {
+/// Rows to the experts and back, those of each chunk in their tokens: dispatch 0, dispatch 1, combine 0, dispatch 2,
+/// combine 1, ...
+std::vector<at::Tensor> exchange_rows(const std::vector<Chunk>& chunks, const LocalExperts& experts,
+                                      const ExpertRanks& ranks) {
   std::vector<PendingRows> there, back;
   const auto start = [&](const Chunk& chunk) {
     there.push_back(start_all_to_all(dispatch_rows(chunk.x, chunk.to), *chunk.exchange, ranks.dispatch));
@@ -173,7 +214,7 @@ at::Tensor exchange_rows(std::vector<Chunk> chunks, const LocalExperts& experts,
   }
   std::vector<at::Tensor> y;
   for (size_t i = 0; i < chunks.size(); ++i) y.push_back(combine_rows(back[i].wait(), chunks[i].weight, chunks[i].to));
-  return y.size() == 1 ? y[0] : at::cat(y);
+  return y;
 }
 
 /// Parameters of one expert, in the order of their lists.
@@ -271,7 +312,7 @@ void check_plan(const Plan& plan, const ExpertRanks& ranks, const LocalExperts& 
 
 at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& expert,
                                  const at::Tensor& slot, const LocalExperts& local, const ExpertRanks& ranks,
-                                 const Plan& plan) {
+                                 const Plan& plan, std::optional<int64_t> capacity) {
   check_plan(plan, ranks, local);
   const Placement& placement = ranks.placement;
   const Choices choices{expert, slot};
@@ -286,7 +327,8 @@ at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight, 
   if (std::ssize(here) == placement.experts) return y;
 
   LocalExperts mine = local;
-  if (const int copies = placement.cut / plan.shards; copies > 1) {
+  const int copies = placement.cut / plan.shards;
+  if (copies > 1) {
     const int holder = placement.holder(ranks.group->rank());
     const auto wants = [&](int to, int from) {
       return placement.holder(to) == placement.holder(from) &&
@@ -296,10 +338,28 @@ at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight, 
         gather_experts(local.weights, range(placement.first(holder), placement.first(holder + 1)), ranks, wants);
   }
   const Parts parts{placement};
-  auto chunks = make_chunks(x, weight, choices_of_parts(choices, placement, plan), parts.count(), plan);
-  exchange_counts(chunks, ranks, plan);
-  const at::Tensor exchanged = exchange_rows(std::move(chunks), mine, ranks);
+  const Choices of_parts = choices_of_parts(choices, placement, plan);
+  at::Tensor exchanged;
+  if (capacity) {
+    auto chunks = make_padded_chunks(x, weight, of_parts, parts.count(), plan, copies, *capacity);
+    plan_padded(chunks, ranks, plan);
+    for (const at::Tensor& part : exchange_rows(chunks, mine, ranks))
+      exchanged = exchanged.defined() ? exchanged + part : part;
+  } else {
+    auto chunks = make_chunks(x, weight, of_parts, parts.count(), plan);
+    exchange_counts(chunks, ranks, plan);
+    const auto of_chunks = exchange_rows(chunks, mine, ranks);
+    exchanged = of_chunks.size() == 1 ? of_chunks[0] : at::cat(of_chunks);
+  }
   return y.defined() ? y + exchanged : exchanged;
+}
+
+at::Tensor padded_feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
+                               const LocalExperts& experts) {
+  const std::vector<int64_t> counts(static_cast<size_t>(to.experts()), to.capacity);
+  const at::Tensor made =
+      run_experts(dispatch_rows(x, to), arriving({counts}, to.experts()), experts, weight.scalar_type());
+  return combine_rows(made, weight, to);
 }
 
 std::optional<ExpertName> parse_expert_name(std::string_view name) {

@@ -42,15 +42,24 @@ struct LocalExperts {
   std::function<at::Tensor(int64_t, const at::Tensor&)> modules;
 };
 
+/// feed_forward with a Dispatch that is padded, on one rank with all experts: its rows are encoded into (E, capacity,
+/// C), go through the experts, zeros among them, and are decoded.
+at::Tensor padded_feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
+                               const LocalExperts& experts);
+
 /// y (T, C) as feed_forward(x, weight, ...) with all experts, by the experts of all ranks, which call it together with
 /// the same plan; T may differ and be 0. x (T, C); weight (T, k); expert and slot (T, k) int32 with global ids.
 ///
 /// Rows that arrive are not sorted: the experts' products read them where they lie. One exchange of sizes and host
 /// synchronisation for all chunks (hierarchical: two more of each chunk); with r = 0 none. Sums as of one rank but for
 /// the order of an expert's slices: a token's experts in their order. Same bits for the same ranks and plan.
+///
+/// With `capacity`, above every slot and the same on all ranks, rows that move are padded to it: every rank knows what
+/// comes, so no sizes are exchanged. Chunks are ranges of slots then, each with all tokens (Tutel, section 3.3).
+/// Hierarchical plans need as many experts on every rank (UserError).
 at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& expert,
                                  const at::Tensor& slot, const LocalExperts& local, const ExpertRanks& ranks,
-                                 const Plan& plan);
+                                 const Plan& plan, std::optional<int64_t> capacity = std::nullopt);
 
 /// A name under which a model's experts keep something, of a parameter or a Linear, behind any prefix:
 /// "optimizer.m.blocks.3.moe.experts.", 17, "up.weight".

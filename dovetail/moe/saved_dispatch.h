@@ -14,11 +14,14 @@ inline void save_with_dispatch(torch::autograd::AutogradContext* context, torch:
   tensors.insert(tensors.end(), {to.choice, to.token});
   context->save_for_backward(std::move(tensors));
   context->saved_data["begin"] = to.begin;
+  context->saved_data["capacity"] = to.capacity;
 }
 
 inline Dispatch saved_dispatch(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& saved) {
-  return {
-      .begin = context->saved_data["begin"].toIntVector(), .choice = saved[saved.size() - 2], .token = saved.back()};
+  return {.begin = context->saved_data["begin"].toIntVector(),
+          .choice = saved[saved.size() - 2],
+          .token = saved.back(),
+          .capacity = context->saved_data["capacity"].toInt()};
 }
 
 }  // namespace dovetail::moe

@@ -140,6 +140,10 @@ void check_parallel(const RunConfig& config) {
   user_check(parallel.r <= 0 || cut % parallel.r == 0,
              "parallel.r = {} does not divide the {} ranks that an expert is cut over (parallel.expert_tensor)",
              parallel.r, cut);
+  user_check(
+      !parallel.chooses() || !config.model.moe.pad_to_capacity,
+      "\"auto\" in [parallel] goes by the rows that experts have, but model.moe.pad_to_capacity gives all as many; "
+      "choose r, overlap, shadow and all_to_all yourself");
   user_check(parallel.shadow < config.model.moe.experts, "parallel.shadow = {} of {} experts; use r = 0 to gather all",
              parallel.shadow, config.model.moe.experts);
   user_check(!parallel.chooses() || parallel.shadow <= 0 || std::has_single_bit(static_cast<uint64_t>(parallel.shadow)),

@@ -57,6 +57,7 @@ StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop, 
     {
       const TraceSpan span("forward");
       pass.first_token = (place.first_sample + first) * (tokens.size(1) - 1);
+      pass.most_tokens = std::min(place.most_samples - first, options_.micro_batch) * (tokens.size(1) - 1);
       loss = model_->loss(tokens.narrow(0, std::min(first, samples), size), pass);
     }
     if (first + options_.micro_batch >= passes_over) reducer_.arm();

@@ -30,6 +30,10 @@ struct Layout {
   std::string activation = "swiglu";
   bool bias = false;
   int ranks_per_node = 1;
+  /// Choices are dropped by their position beyond this share of an even one; 0: none is.
+  double capacity_factor = 0;
+  bool pad = false;
+  int64_t most_tokens = 0;  ///< that the forward pass knows of
 
   int ranks() const { return static_cast<int>(tokens.size()); }
   int64_t all_tokens() const { return std::accumulate(tokens.begin(), tokens.end(), int64_t{0}); }
@@ -46,6 +50,11 @@ Config config_of(const Layout& layout) {
   c.k = 2;
   c.load_loss = 0;
   c.shared_experts = 1;
+  if (layout.capacity_factor != 0) {
+    c.drop = "position";
+    c.capacity_factor = layout.capacity_factor;
+    c.pad_to_capacity = layout.pad;
+  }
   return resolve(c, kFfnWidth);
 }
 
@@ -71,10 +80,10 @@ struct Made {
   std::map<std::string, at::Tensor> gradients;
 };
 
-Made run(Layer& layer, const at::Tensor& all_x, int64_t first, int64_t count) {
+Made run(Layer& layer, const at::Tensor& all_x, int64_t first, int64_t count, const Pass& pass = {}) {
   const at::Tensor x = all_x.narrow(0, first, count).detach().clone().requires_grad_();
   const at::Tensor direction = random(all_x.sizes(), 99).to(x.scalar_type()).narrow(0, first, count);
-  const at::Tensor y = layer.forward(x).y;
+  const at::Tensor y = layer.forward(x, pass).y;
   (y * direction).sum().backward();
   Made made{.y = y.detach(), .dx = x.grad()};
   for (const auto& item : layer.named_parameters())
@@ -131,7 +140,7 @@ Made run_rank(const Layout& layout, const Reference& whole, const std::shared_pt
   }
   const auto before = layout.tokens.begin();
   return run(*layer, whole.x, std::accumulate(before, before + group->rank(), int64_t{0}),
-             layout.tokens[static_cast<size_t>(group->rank())]);
+             layout.tokens[static_cast<size_t>(group->rank())], {.most_tokens = layout.most_tokens});
 }
 
 /// Every rank against the same tokens of one rank with all experts.
@@ -196,6 +205,90 @@ INSTANTIATE_TEST_SUITE_P(Experts, Spread, ::testing::ValuesIn(layouts()));
 
 TEST_P(Spread, IsAsOneRankInFloat64) { expect_as_one_rank(GetParam(), at::kDouble, 1e-12); }
 TEST_P(Spread, IsAsOneRankInFloat32) { expect_as_one_rank(GetParam(), at::kFloat, 1e-5); }
+
+/// Padded to a capacity against dropless rows of the same choices, on the same ranks; the largest capacity is known or
+/// agreed on.
+void expect_padded_as_dropless(Layout layout, at::ScalarType dtype, double tolerance) {
+  const Reference whole = reference(layout, dtype);
+  Layout padded = layout, agreed = layout;
+  padded.pad = agreed.pad = true;
+  padded.most_tokens = std::ranges::max(layout.tokens);
+  expect_all_succeed(layout.ranks(), [&](const std::shared_ptr<Group>& group) {
+    const Made want = run_rank(layout, whole, group), made = run_rank(padded, whole, group),
+               again = run_rank(padded, whole, group), by_agreement = run_rank(agreed, whole, group);
+    const std::string rank = "rank " + std::to_string(group->rank()) + " ";
+    expect_near(made.y, want.y, tolerance, rank + "y");
+    expect_near(made.dx, want.dx, tolerance, rank + "dx");
+    EXPECT_TRUE(at::equal(made.y, again.y) && at::equal(made.dx, again.dx)) << rank;
+    EXPECT_TRUE(at::equal(made.y, by_agreement.y) && at::equal(made.dx, by_agreement.dx)) << rank;
+    for (const auto& [name, gradient] : made.gradients) {
+      expect_near(gradient, want.gradients.at(name), tolerance, rank + name);
+      EXPECT_TRUE(at::equal(gradient, again.gradients.at(name))) << rank << name;
+    }
+  });
+}
+
+TEST_P(Spread, PaddedToACapacityIsAsDropless) {
+  for (const double factor : {0.5, 1.5}) {
+    Layout layout = GetParam();
+    layout.capacity_factor = factor;
+    if (layout.plan.hierarchical && layout.experts % (layout.ranks() / layout.cut) != 0) continue;
+    expect_padded_as_dropless(layout, at::kDouble, 1e-12);
+    expect_padded_as_dropless(layout, at::kFloat, 1e-5);
+  }
+}
+
+TEST(Padded, OfOneRankIsAsDropless) {
+  for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}, {at::kBFloat16, 3e-2}}) {
+    for (const double factor : {0.5, 1.0, -2.0}) {  // Tutel's below 0: as needed
+      Layout layout{5, 1, {}, {40}, "gelu", true};
+      layout.capacity_factor = factor;
+      const Reference want = reference(layout, dtype);
+      layout.pad = true;
+      const auto layer = make_layer(layout);
+      layer->to(dtype);
+      {
+        const at::NoGradGuard no_grad;
+        const auto values = want.layer->named_parameters();
+        for (auto& item : layer->named_parameters()) item.value().copy_(values[item.key()]);
+      }
+      const Made made = run(*layer, want.x, 0, layout.all_tokens());
+      expect_near(made.y, want.made.y, tolerance, "y");
+      expect_near(made.dx, want.made.dx, tolerance, "dx");
+      for (const auto& [name, gradient] : made.gradients)
+        expect_near(gradient, want.made.gradients.at(name), tolerance, name);
+    }
+  }
+}
+
+/// Dispatch and combine, and their two ways back; sizes only where something has to be told.
+TEST(Padded, ExchangesNoSizes) {
+  Layout dropless{8, 1, {}, {7, 7}};
+  dropless.capacity_factor = 1;
+  Layout known = dropless, unknown = dropless, needed = dropless;
+  known.pad = unknown.pad = needed.pad = true;
+  known.most_tokens = needed.most_tokens = 7;
+  needed.capacity_factor = -1;
+  const Reference whole = reference(dropless, at::kFloat);
+  expect_all_succeed(2, [&](const std::shared_ptr<Group>& group) {
+    const auto calls = [&](const Layout& layout) {
+      const int64_t before = group->all_to_all_traffic().calls;
+      run_rank(layout, whole, group);
+      return group->all_to_all_traffic().calls - before;
+    };
+    EXPECT_EQ(calls(known), 4);
+    EXPECT_EQ(calls(dropless), 5);
+    EXPECT_EQ(calls(unknown), 5);
+    EXPECT_EQ(calls(needed), 5);
+  });
+}
+
+TEST(Padded, NeedsACapacity) {
+  Config config;
+  config.experts = 4;
+  config.pad_to_capacity = true;
+  EXPECT_THAT([&] { resolve(config, 8); }, ThrowsMessage<UserError>(HasSubstr("pad_to_capacity needs a capacity")));
+}
 
 TEST(Spread, AllTokensToOneExpert) {
   Config config;

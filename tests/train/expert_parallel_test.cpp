@@ -101,6 +101,20 @@ TEST(ExpertParallel, EveryLayoutTrainsAsOneRank) {
   }
 }
 
+TEST(ExpertParallel, PaddedToACapacityTrainsAsDropless) {
+  const test::TinyRun run;
+  int i = 0;
+  for (const Layout& layout : layouts()) {
+    SCOPED_TRACE(++i);
+    RunConfig dropless = mixture(run, "dropless" + std::to_string(i));
+    dropless.model.moe.drop = "position";
+    RunConfig padded = mixture(run, "padded" + std::to_string(i));
+    padded.model.moe.drop = "position";
+    padded.model.moe.pad_to_capacity = true;
+    expect_near(train_on(layout, padded), train_on(layout, dropless), 1e-9);
+  }
+}
+
 TEST(ExpertParallel, TheSameLayoutGivesTheSameBits) {
   const test::TinyRun run;
   RunConfig first = mixture(run, "first"), second = mixture(run, "second");
@@ -268,6 +282,12 @@ TEST(ExpertParallel, RefusesWhatDoesNotFitTheJob) {
   EXPECT_THAT(error_of(2, config), HasSubstr("nothing in [parallel] is auto"));
   config.parallel = {.expert = 2, .choose_every = 7};
   EXPECT_THAT(error_of(2, config), HasSubstr("parallel.choose_every does nothing"));
+  config.model.moe.drop = "position";
+  config.model.moe.pad_to_capacity = true;
+  config.parallel = {.expert = 2, .overlap = ParallelSection::kAuto};
+  EXPECT_THAT(error_of(2, config), HasSubstr("\"auto\" in [parallel] goes by the rows that experts have"));
+  config.model.moe.drop = "none";
+  config.model.moe.pad_to_capacity = false;
   config.parallel = {.expert = 2};
   EXPECT_THAT(error_of(3, config), HasSubstr("parallel.expert = 2 does not divide the 3 ranks"));
   config.parallel.r = 3;
