@@ -1,10 +1,12 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/cli/command.h"
+#include "dovetail/cli/eval_recommender.h"
 #include "dovetail/cli/output.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/train/load_model.h"
@@ -18,15 +20,28 @@ namespace {
 class EvalCommand : public Command {
  public:
   std::string name() const override { return "eval"; }
-  std::string summary() const override { return "Measure a trained model: validation loss, multiple-choice tasks"; }
+  std::string summary() const override {
+    return "Measure a trained model: validation loss, tasks; how well a recommender ranks";
+  }
   std::string example() const override { return "dovetail eval runs/quickstart --task arc_easy.jsonl --shots 5"; }
 
   void declare(Arguments& arguments) override {
-    arguments.positional("run", &run_, "Folder of a run, or of one of its checkpoints")
+    arguments.positional("run", &run_, "Folder of a run, of one of its checkpoints, or of an exported recommender")
         .is_required()
         .completes(Completion::kFolder);
-    arguments.option("--data", "FOLDER", &data_, "Prepared folder whose validation split is read (the run's own)")
-        .completes(Completion::kFolder);
+    arguments
+        .option("--data", "PATH", &data_,
+                "Prepared folder whose validation split is read; of a recommender files of rows, repeatable (the run's "
+                "own)")
+        .completes(Completion::kFile);
+    arguments.option("--split", "NAME", &rows_.split, "Of a recommender's files (validation; all of --data)")
+        .one_of({"train", "validation", "all"});
+    arguments.option("--max-rows", "N", &rows_.max_rows, "The first N rows for a recommender; 0: all (0)")
+        .range(0, 1e15);
+    arguments
+        .option("--predictions", "FILE", &rows_.predictions,
+                "CSV to write: file, row and the probability of each task, of a recommender")
+        .completes(Completion::kFile);
     arguments
         .option("--max-tokens", "N", &max_tokens_, "Evenly spread windows of about N tokens; 0: the whole split (0)")
         .range(0, 1e15);
@@ -43,11 +58,18 @@ class EvalCommand : public Command {
     // Mistakes in a task file show before the model is read.
     std::vector<std::vector<MultipleChoiceItem>> tasks;
     for (const std::string& path : tasks_) tasks.push_back(read_multiple_choice(path));
-    const LoadedModel loaded = load_model(run_);
-    nlohmann::ordered_json result = {{"checkpoint", loaded.checkpoint.string()}, {"step", loaded.step}};
-    std::vector<std::vector<std::string>> rows = {{"checkpoint", loaded.checkpoint.string()}};
-    if (tasks_.empty() || !data_.empty()) add_validation(loaded, result, rows);
-    for (size_t i = 0; i < tasks.size(); ++i) add_task(loaded, tasks_[i], tasks[i], result, rows);
+    StoredRun stored = read_stored_run(run_);
+    nlohmann::ordered_json result = {{"checkpoint", stored.checkpoint.string()}, {"step", stored.snapshot.step}};
+    std::vector<std::vector<std::string>> rows = {{"checkpoint", stored.checkpoint.string()}};
+    check_options(stored.config);
+    if (stored.config.recommends()) {
+      rows_.files = data_;
+      evaluate_recommender(std::move(stored), rows_, result, rows);
+    } else {
+      const LoadedModel loaded = load_model(stored);
+      if (tasks_.empty() || !data_.empty()) add_validation(loaded, result, rows);
+      for (size_t i = 0; i < tasks.size(); ++i) add_task(loaded, tasks_[i], tasks[i], result, rows);
+    }
     if (json_) {
       print_json(result);
     } else {
@@ -58,8 +80,25 @@ class EvalCommand : public Command {
  private:
   using Rows = std::vector<std::vector<std::string>>;
 
+  /// Throws UserError for an option that what was trained does not read.
+  void check_options(const RunConfig& config) const {
+    const auto only = [&](const char* option, bool given, bool read) {
+      user_check(!given || read, "{} does nothing here: {} is of a {}; leave it out", option, run_,
+                 config.recommends() ? "recommender" : "GPT");
+    };
+    const bool recommends = config.recommends();
+    only("--max-tokens", max_tokens_ > 0, !recommends);
+    only("--task", !tasks_.empty(), !recommends);
+    only("--shots", choice_.shots > 0, !recommends);
+    only("--limit", choice_.max_items > 0, !recommends);
+    only("--split", !rows_.split.empty(), recommends);
+    only("--max-rows", rows_.max_rows > 0, recommends);
+    only("--predictions", !rows_.predictions.empty(), recommends);
+    user_check(recommends || data_.size() < 2, "--data names {} folders, but a GPT is measured on one", data_.size());
+  }
+
   std::string data_folder(const RunConfig& config) const {
-    if (!data_.empty()) return data_;
+    if (!data_.empty()) return data_.front();
     if (!config.data.path.empty()) return config.data.path;
     if (!config.data.mixture.empty()) return config.data.mixture.front().path;
     throw UserError("the run's config names no prepared data", "name a folder made by `dovetail prepare` with --data");
@@ -112,8 +151,9 @@ class EvalCommand : public Command {
     rows.push_back({"  measured on", fmt::format("{} items, {} shots", format_grouped(r.items), choice_.shots)});
   }
 
-  std::string run_, data_;
-  std::vector<std::string> tasks_;
+  std::string run_;
+  std::vector<std::string> data_, tasks_;
+  RecommenderEvaluation rows_;
   MultipleChoiceOptions choice_;
   int64_t max_tokens_ = 0;
   bool json_ = false;

@@ -1,11 +1,13 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "dovetail/cli/command.h"
 #include "dovetail/cli/output.h"
 #include "dovetail/models/huggingface.h"
 #include "dovetail/train/load_model.h"
+#include "dovetail/train/load_recommender.h"
 
 namespace dovetail::cli {
 namespace {
@@ -13,7 +15,9 @@ namespace {
 class ExportCommand : public Command {
  public:
   std::string name() const override { return "export"; }
-  std::string summary() const override { return "Write a model as a Hugging Face folder that `transformers` loads"; }
+  std::string summary() const override {
+    return "Write a GPT as a Hugging Face folder for `transformers`, a recommender for PyTorch";
+  }
   std::string example() const override { return "dovetail export runs/quickstart --out exported"; }
 
   void declare(Arguments& arguments) override {
@@ -25,12 +29,19 @@ class ExportCommand : public Command {
   }
 
   void run() override {
-    const LoadedModel loaded = load_model(run_);
-    export_huggingface(*loaded.model, loaded.tokenizer->kind(), loaded.tokenizer->serialized(), out_);
-    if (json_) {
-      print_json({{"folder", out_}, {"step", loaded.step}});
+    StoredRun stored = read_stored_run(run_);
+    const int64_t step = stored.snapshot.step;
+    const std::string name = stored.config.run.name;
+    if (stored.config.recommends()) {
+      export_recommender(TrainedRecommender(std::move(stored)), out_);
     } else {
-      print(fmt::format("{}  (step {} of {})\n", out_, loaded.step, loaded.config.run.name));
+      const LoadedModel loaded = load_model(stored);
+      export_huggingface(*loaded.model, loaded.tokenizer->kind(), loaded.tokenizer->serialized(), out_);
+    }
+    if (json_) {
+      print_json({{"folder", out_}, {"step", step}});
+    } else {
+      print(fmt::format("{}  (step {} of {})\n", out_, step, name));
     }
   }
 

@@ -131,8 +131,13 @@ void RowsConfig::describe(Section& s) {
   s.value("group", group, "Column whose equal values are ranked together by GAUC, such as a user; empty: none");
   s.list("dense", dense, "Columns of numbers");
   s.list("sparse", sparse, "Features with ids: single, bags, sequences, crosses");
+  s.value("day", day,
+          "Column with each row's day, rising (20130131, 2013-01-31): the run goes through the rows once, and before "
+          "it trains on a day it measures itself on it. Statistics of numbers are of the first day; batches end with "
+          "the day; empty: any order, several times, and a share held out");
   s.value("validation_fraction", validation_fraction,
-          "Share of the rows held out: the last ones as the files hold them, bad rows and those without label counted")
+          "Share of the rows held out: the last ones as the files hold them, bad rows and those without label counted; "
+          "does nothing with rows.day")
       .range(0, 0.9);
   s.value("shuffle_window", shuffle_window,
           "Rows that follow one another in the files and are shuffled together; 1: the order of the files")
@@ -169,6 +174,10 @@ void RowsConfig::check() const {
              "rows.missing_label = \"mask\" keeps rows with another label, but there is one; use \"drop\"");
   user_check(bad_row == "skip" || max_bad_rows == RowsConfig().max_bad_rows,
              "rows.max_bad_rows counts skipped rows, but rows.bad_row is \"error\"; set it to \"skip\"");
+  user_check(!by_day() || validation_fraction == RowsConfig().validation_fraction,
+             "rows.validation_fraction = {} does nothing with rows.day = \"{}\", where each day is held out until the "
+             "run has been measured on it; leave it out",
+             validation_fraction, day);
   if (!delimiter.empty()) check_delimiter(delimiter, "delimiter");
   std::set<std::string> names;
   const SparseConfig* first_sequence = nullptr;

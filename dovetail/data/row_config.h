@@ -48,13 +48,16 @@ struct RowsConfig {
   std::string group;                   ///< column whose rows GAUC ranks together
   std::vector<DenseConfig> dense;
   std::vector<SparseConfig> sparse;
-  double validation_fraction = 0.1;
+  std::string day;                   ///< column with each row's day; empty: the run does not go day by day
+  double validation_fraction = 0.1;  ///< of a run that goes day by day: none
   int64_t shuffle_window = 200000;
   std::string bad_row = "error";  ///< error | skip
   int64_t max_bad_rows = 1000;
   int64_t threads = 2;
   int64_t cache_bytes = int64_t{1} << 30;
 
+  /// Whether a run goes through the rows once, day by day, and measures itself on each day before it trains on it.
+  bool by_day() const { return !day.empty(); }
   int64_t num_dense() const;  ///< D: the columns of all entries of `dense`
   void describe(Section& s);
 

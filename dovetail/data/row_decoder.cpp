@@ -136,7 +136,8 @@ void set_row_cell(const ColumnValues& values, int64_t row, Cell& cell) {
 
 uint64_t RowBlock::bytes() const {
   return dense.capacity() * sizeof(double) + (labels.capacity() + weights.capacity()) * sizeof(float) +
-         (groups.capacity() + ids.capacity()) * sizeof(int64_t) + ends.capacity() * sizeof(uint32_t);
+         (groups.capacity() + ids.capacity() + left_out.capacity()) * sizeof(int64_t) +
+         ends.capacity() * sizeof(uint32_t) + days.capacity() * sizeof(DayStart);
 }
 
 RowDecoder::RowDecoder(const RowsConfig& config)
@@ -150,6 +151,7 @@ RowDecoder::RowDecoder(const RowsConfig& config)
       dense_.push_back({column_index(column), entry.missing == "bad_row", entry.transform == "log1p"});
   for (const SparseConfig& entry : config.sparse) features_.push_back(make_feature(entry));
   if (!config.group.empty()) group_ = static_cast<int64_t>(column_index(config.group));
+  if (!config.day.empty()) day_ = static_cast<int64_t>(column_index(config.day));
 }
 
 size_t RowDecoder::column_index(const std::string& name) {
@@ -190,6 +192,7 @@ void RowDecoder::check_lists(const std::vector<bool>& column_is_list, const std:
 
 void RowDecoder::add_bad(RowBlock& out, BadRow bad) {
   ++out.num_bad;
+  out.left_out.push_back(bad.row);
   if (out.bad_rows.size() < kBadRowsKept) out.bad_rows.push_back(std::move(bad));
 }
 
@@ -210,14 +213,7 @@ void RowDecoder::decode(std::span<const Cell> cells, int64_t row, RowBlock& out)
   bool good = labels == Labels::kThere && decode_dense(cells, out, bad);
   int64_t events = -1;
   for (size_t f = 0; good && f < features_.size(); ++f) good = decode_feature(features_[f], cells, events, out, bad);
-  if (good && group_ >= 0) {
-    std::array<char, 24> buffer;
-    std::string_view text;
-    const Cell& cell = cells[static_cast<size_t>(group_)];
-    good = cell.kind == Cell::Kind::kMissing || text_of(cell, buffer, text, bad.reason);
-    if (!good) bad.column = columns_[static_cast<size_t>(group_)];
-    out.groups.push_back(static_cast<int64_t>(xxh64(text)));
-  }
+  good = good && decode_group(cells, out, bad) && decode_day(cells, out, bad);
   if (good) {
     ++out.num_rows;
     return;
@@ -229,10 +225,38 @@ void RowDecoder::decode(std::span<const Cell> cells, int64_t row, RowBlock& out)
   out.ids.resize(ids);
   if (has_weights_) out.weights.resize(ids);
   if (group_ >= 0) out.groups.resize(rows);
-  if (labels == Labels::kMissing)
+  if (labels == Labels::kMissing) {
     ++out.num_unlabelled;
-  else
+    out.left_out.push_back(row);
+  } else {
     add_bad(out, std::move(bad));
+  }
+}
+
+bool RowDecoder::decode_group(std::span<const Cell> cells, RowBlock& out, BadRow& bad) const {
+  if (group_ < 0) return true;
+  std::array<char, 24> buffer;
+  std::string_view text;
+  const Cell& cell = cells[static_cast<size_t>(group_)];
+  const bool good = cell.kind == Cell::Kind::kMissing || text_of(cell, buffer, text, bad.reason);
+  if (!good) bad.column = columns_[static_cast<size_t>(group_)];
+  out.groups.push_back(static_cast<int64_t>(xxh64(text)));
+  return good;
+}
+
+bool RowDecoder::decode_day(std::span<const Cell> cells, RowBlock& out, BadRow& bad) const {
+  if (day_ < 0) return true;
+  std::array<char, 24> buffer;
+  std::string_view text;
+  const Cell& cell = cells[static_cast<size_t>(day_)];
+  if (cell.kind == Cell::Kind::kMissing) bad.reason = "the day is missing";
+  if (cell.kind == Cell::Kind::kMissing || !text_of(cell, buffer, text, bad.reason)) {
+    bad.column = columns_[static_cast<size_t>(day_)];
+    return false;
+  }
+  if (out.days.empty() || out.days.back().day != text)
+    out.days.push_back({.row = out.num_rows, .number = bad.row, .day = std::string(text)});
+  return true;
 }
 
 RowDecoder::Labels RowDecoder::decode_labels(std::span<const Cell> cells, RowBlock& out, BadRow& bad) const {

@@ -38,15 +38,22 @@ struct BadRow {
 /// features.
 struct RowBlock {
   int64_t num_rows = 0;
-  std::vector<double> dense;     ///< (R, D) after log1p, NaN where missing
-  std::vector<float> labels;     ///< (R, L), NaN where masked
-  std::vector<int64_t> groups;   ///< (R), where the config names a group
-  std::vector<int64_t> ids;      ///< row by row, in a row feature by feature
-  std::vector<float> weights;    ///< of `ids`, where a feature has weights
-  std::vector<uint32_t> ends;    ///< (R, F) where the ids of a row's feature end in `ids`
-  int64_t num_bad = 0;           ///< rows that were left out
-  int64_t num_unlabelled = 0;    ///< rows that were left out
-  std::vector<BadRow> bad_rows;  ///< the first of them
+  std::vector<double> dense;    ///< (R, D) after log1p, NaN where missing
+  std::vector<float> labels;    ///< (R, L), NaN where masked
+  std::vector<int64_t> groups;  ///< (R), where the config names a group
+  std::vector<int64_t> ids;     ///< row by row, in a row feature by feature
+  std::vector<float> weights;   ///< of `ids`, where a feature has weights
+  std::vector<uint32_t> ends;   ///< (R, F) where the ids of a row's feature end in `ids`
+  /// Where another day begins among the kept rows.
+  struct DayStart {
+    int64_t row = 0, number = 0;  ///< of the kept rows, from 0; in the file, from 1
+    std::string day;
+  };
+  std::vector<DayStart> days;     ///< where the config names a day
+  std::vector<int64_t> left_out;  ///< bad rows and those without label, by their number in the file, ascending
+  int64_t num_bad = 0;            ///< of them
+  int64_t num_unlabelled = 0;     ///< of them
+  std::vector<BadRow> bad_rows;   ///< the first of them
 
   /// The ids of feature `f` of row `row` are ids[begin, end).
   uint32_t begin(int64_t row, int64_t f, int64_t num_features) const {
@@ -71,6 +78,7 @@ class RowDecoder {
   int64_t num_dense() const { return static_cast<int64_t>(dense_.size()); }
   int64_t num_labels() const { return static_cast<int64_t>(labels_.size()); }
   bool has_weights() const { return has_weights_; }
+  bool has_groups() const { return group_ >= 0; }
 
   /// Throws UserError, naming `path`, if a separator stands for a column of lists, or a length for a column without.
   void check_lists(const std::vector<bool>& column_is_list, const std::filesystem::path& path) const;
@@ -120,13 +128,15 @@ class RowDecoder {
   bool add_missing(const Feature& feature, size_t column, RowBlock& out, BadRow& bad) const;
   static bool add_hashed(const Feature& feature, const Cell& value, RowBlock& out, std::string& reason);
   static bool add_integer(const Feature& feature, const Cell& value, RowBlock& out, std::string& reason);
+  bool decode_group(std::span<const Cell> cells, RowBlock& out, BadRow& bad) const;
+  bool decode_day(std::span<const Cell> cells, RowBlock& out, BadRow& bad) const;
   bool decode_weights(const Feature& feature, const Cell& cell, RowBlock& out, BadRow& bad) const;
 
   std::vector<std::string> columns_;
   std::vector<Label> labels_;
   std::vector<Dense> dense_;
   std::vector<Feature> features_;
-  int64_t group_ = -1;  ///< column, or none
+  int64_t group_ = -1, day_ = -1;  ///< columns, or none
   bool has_weights_ = false, mask_labels_ = false, label_required_ = false;
 };
 

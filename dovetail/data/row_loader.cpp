@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 
 #include "dovetail/base/error.h"
@@ -15,35 +14,6 @@
 
 namespace dovetail {
 namespace {
-
-/// A row of a block.
-struct RowRef {
-  const RowBlock* block = nullptr;
-  int64_t row = 0;
-};
-
-/// What turns a number of a block into one of a batch: (x - shift) * scale, or `missing` for none.
-struct DenseTransform {
-  double shift = 0, scale = 1;
-  float missing = 0;
-};
-
-std::vector<DenseTransform> dense_transforms(const RowsConfig& config, const RowStatistics& statistics) {
-  std::vector<DenseTransform> transforms;
-  for (const DenseConfig& entry : config.dense)
-    for (size_t c = 0; c < entry.columns.size(); ++c) {
-      const DenseStatistics& column = statistics.dense[transforms.size()];
-      DenseTransform t;
-      if (entry.transform == "standard") {
-        t.shift = column.mean;
-        t.scale = column.deviation > 0 ? 1 / column.deviation : 1;
-      }
-      // ln(1 + 0) is 0, so that only `standard` moves a missing number that counts as 0.
-      t.missing = static_cast<float>(((entry.missing == "mean" ? column.mean : 0) - t.shift) * t.scale);
-      transforms.push_back(t);
-    }
-  return transforms;
-}
 
 /// Where blocks begin among the kept rows that they give, in file order.
 class BlockStarts {
@@ -79,8 +49,10 @@ struct RowLoader::State {
   RowLoaderOptions options;
   std::unique_ptr<RowReader> reader;
   RowStatistics statistics;
-  std::vector<DenseTransform> dense;
+  std::vector<DenseScale> scales;
+  RowAssembler assembler;
   RowOrder order;
+  DayOrder days;
   BlockStarts train_starts, validation_starts;
   BlockPool train_pool, validation_pool;
   bool kept = true;  ///< all blocks are in the pools for good
@@ -90,8 +62,10 @@ struct RowLoader::State {
         options(given),
         reader(std::move(opened)),
         statistics(std::move(scan.statistics)),
-        dense(dense_transforms(config, statistics)),
+        scales(options.scales.empty() ? statistics.scales : options.scales),
+        assembler(config, reader->decoder(), scales),
         order(options.seed, statistics.train_rows, config.shuffle_window),
+        days(options.seed, statistics.days, config.shuffle_window, options.batch),
         train_starts(0),
         validation_starts(reader->num_train_blocks()),
         train_pool(*reader, config.threads),
@@ -103,7 +77,10 @@ struct RowLoader::State {
       const bool train = b < reader->num_train_blocks();
       (train ? train_starts : validation_starts).add(block.num_rows);
       kept = kept && block.rows != nullptr;
-      if (block.rows != nullptr) (train ? train_pool : validation_pool).keep(b, std::move(block.rows));
+      if (block.rows == nullptr) continue;
+      // What is read forward, to measure the run, does not push away what steps have read ahead.
+      if (!train || config.by_day()) validation_pool.keep(b, block.rows);
+      if (train) train_pool.keep(b, std::move(block.rows));
     }
   }
 
@@ -133,9 +110,23 @@ struct RowLoader::State {
     return blocks;
   }
 
+  /// The blocks of the windows that a step of a day takes from, and as many more as there are threads.
+  std::vector<int64_t> wanted_blocks(int64_t step) const {
+    const auto [first, last] = days.windows(step);
+    const int64_t end = std::min(train_starts.block_of(last - 1) + 1 + config.threads, reader->num_train_blocks());
+    std::vector<int64_t> blocks;
+    for (int64_t b = train_starts.block_of(first); b < end; ++b) blocks.push_back(b);
+    return blocks;
+  }
+
+  /// This rank's part of a step, counted from the step's first row.
+  std::pair<int64_t, int64_t> part(int64_t rows) const {
+    return {rows * options.rank / options.world, rows * (options.rank + 1) / options.world};
+  }
+
   RowBatch make(int64_t step) {
-    const int64_t begin = options.batch * options.rank / options.world;
-    const int64_t end = options.batch * (options.rank + 1) / options.world;
+    if (config.by_day()) return make_of_day(step);
+    const auto [begin, end] = part(options.batch);
     const int64_t first = step * options.batch;
     if (!kept && begin < end) train_pool.want(wanted_blocks(first + begin, first + end));
     std::vector<int64_t> rows;
@@ -144,11 +135,21 @@ struct RowLoader::State {
     return gather(rows, train_starts, train_pool);
   }
 
-  RowBatch make_validation(int64_t begin, int64_t end) {
+  RowBatch make_of_day(int64_t step) {
+    if (step >= days.num_steps()) return {};  // the prefetcher goes on past the last
+    if (!kept) train_pool.want(wanted_blocks(step));
+    const auto [begin, end] = part(days.num_rows(step));
+    std::vector<int64_t> rows;
+    for (int64_t i = begin; i < end; ++i) rows.push_back(days.row(step, i));
+    return gather(rows, train_starts, train_pool);
+  }
+
+  /// Rows [begin, end) from the first block of `starts` on.
+  RowBatch read_forward(int64_t begin, int64_t end, const BlockStarts& starts) {
     std::vector<int64_t> rows, blocks;
     for (int64_t row = begin; row < end; ++row) {
       rows.push_back(row);
-      const int64_t block = validation_starts.block_of(row);
+      const int64_t block = starts.block_of(row);
       if (blocks.empty() || blocks.back() != block) blocks.push_back(block);
     }
     if (!kept && !blocks.empty()) {
@@ -156,7 +157,7 @@ struct RowLoader::State {
         blocks.push_back(blocks.back() + 1);
       validation_pool.want(blocks);
     }
-    return gather(rows, validation_starts, validation_pool);
+    return gather(rows, starts, validation_pool);
   }
 
   /// The batch of `rows`, which count the kept rows in file order.
@@ -167,76 +168,16 @@ struct RowLoader::State {
       const int64_t block = starts.block_of(row);
       auto& held = blocks[block];
       if (held == nullptr) held = pool.get(block);
-      refs.push_back({held.get(), row - starts.start_of(block)});
+      refs.push_back({held, row - starts.start_of(block)});
     }
-    return assemble(refs);
-  }
-
-  RowBatch assemble(const std::vector<RowRef>& refs) const {
-    const RowDecoder& decoder = reader->decoder();
-    const auto rows = static_cast<int64_t>(refs.size());
-    const int64_t num_dense = decoder.num_dense(), num_labels = decoder.num_labels();
-    RowBatch batch;
-    batch.dense = at::empty({rows, num_dense}, at::kFloat);
-    batch.labels = at::empty({rows, num_labels}, at::kFloat);
-    auto* const dense_out = batch.dense.mutable_data_ptr<float>();
-    auto* const labels_out = batch.labels.mutable_data_ptr<float>();
-    for (int64_t b = 0; b < rows; ++b) {
-      const RowRef& ref = refs[static_cast<size_t>(b)];
-      const double* const numbers = ref.block->dense.data() + ref.row * num_dense;
-      for (int64_t d = 0; d < num_dense; ++d) {
-        const DenseTransform& t = dense[static_cast<size_t>(d)];
-        dense_out[b * num_dense + d] =
-            std::isnan(numbers[d]) ? t.missing : static_cast<float>((numbers[d] - t.shift) * t.scale);
-      }
-      std::copy_n(ref.block->labels.data() + ref.row * num_labels, num_labels, labels_out + b * num_labels);
-    }
-    assemble_ids(refs, batch);
-    if (!config.group.empty()) {
-      batch.groups = at::empty({rows}, at::kLong);
-      auto* const groups = batch.groups.mutable_data_ptr<int64_t>();
-      for (int64_t b = 0; b < rows; ++b) {
-        const RowRef& ref = refs[static_cast<size_t>(b)];
-        groups[b] = ref.block->groups[static_cast<size_t>(ref.row)];
-      }
-    }
-    return batch;
-  }
-
-  void assemble_ids(const std::vector<RowRef>& refs, RowBatch& batch) const {
-    const int64_t features = reader->decoder().num_features();
-    const auto rows = static_cast<int64_t>(refs.size());
-    batch.offsets = at::empty({features * rows + 1}, at::kLong);
-    auto* const offsets = batch.offsets.mutable_data_ptr<int64_t>();
-    offsets[0] = 0;
-    const auto span_of = [&](int64_t f, int64_t b) {
-      const RowRef& ref = refs[static_cast<size_t>(b)];
-      const uint32_t begin = ref.block->begin(ref.row, f, features);
-      return std::pair{begin, ref.block->ends[static_cast<size_t>(ref.row * features + f)] - begin};
-    };
-    for (int64_t b = 0; b < rows; ++b)
-      for (int64_t f = 0; f < features; ++f) offsets[f * rows + b + 1] = span_of(f, b).second;
-    for (int64_t i = 0; i < features * rows; ++i) offsets[i + 1] += offsets[i];
-    batch.values = at::empty({offsets[features * rows]}, at::kLong);
-    auto* const ids = batch.values.mutable_data_ptr<int64_t>();
-    float* weights = nullptr;
-    if (reader->decoder().has_weights()) {
-      batch.weights = at::empty({offsets[features * rows]}, at::kFloat);
-      weights = batch.weights.mutable_data_ptr<float>();
-    }
-    for (int64_t b = 0; b < rows; ++b)
-      for (int64_t f = 0; f < features; ++f) {
-        const auto [begin, length] = span_of(f, b);
-        const RowBlock& block = *refs[static_cast<size_t>(b)].block;
-        std::copy_n(block.ids.data() + begin, length, ids + offsets[f * rows + b]);
-        if (weights != nullptr) std::copy_n(block.weights.data() + begin, length, weights + offsets[f * rows + b]);
-      }
+    return assembler.batch(refs);
   }
 
   Prefetcher<RowBatch> prefetcher{[this](int64_t step) { return make(step); }};  ///< last: it uses the others
 };
 
 RowLoader::RowLoader(const RowsConfig& config, const RowLoaderOptions& options) {
+  if (!options.scales.empty()) check_scales(config, options.scales, "the checkpoint");
   auto reader = std::make_unique<RowReader>(config);
   RowScan scan = scan_rows(config, *reader);
   state_ = std::make_unique<State>(config, options, std::move(reader), std::move(scan));
@@ -252,8 +193,18 @@ RowBatch RowLoader::step(int64_t step) {
 RowBatch RowLoader::validation(int64_t begin, int64_t end) {
   DOVETAIL_CHECK(begin >= 0 && begin <= end && end <= num_validation_rows(), "rows [{}, {}) of {} for validation",
                  begin, end, num_validation_rows());
-  return state_->make_validation(begin, end);
+  return state_->read_forward(begin, end, state_->validation_starts);
 }
+
+const DayOrder& RowLoader::days() const { return state_->days; }
+
+RowBatch RowLoader::day(int64_t day, int64_t begin, int64_t end) {
+  const RowDay& rows = days().days().at(static_cast<size_t>(day));
+  DOVETAIL_CHECK(begin >= 0 && begin <= end && end <= rows.num_rows, "rows [{}, {}) of {}", begin, end, rows.num_rows);
+  return state_->read_forward(rows.first_row + begin, rows.first_row + end, state_->train_starts);
+}
+
+const std::vector<DenseScale>& RowLoader::scales() const { return state_->scales; }
 
 const RowStatistics& RowLoader::statistics() const { return state_->statistics; }
 
@@ -262,6 +213,10 @@ std::string RowLoader::summary() const {
   std::string left_out;
   if (s.unlabelled > 0) left_out += fmt::format(", {} without label left out", format_grouped(s.unlabelled));
   if (s.bad > 0) left_out += fmt::format(", {} bad left out", format_grouped(s.bad));
+  if (state_->config.by_day())
+    return fmt::format("{} rows of {} days, from {} to {}{}; decoded rows are {}", format_grouped(s.train_rows),
+                       format_grouped(std::ssize(s.days)), s.days.front().name, s.days.back().name, left_out,
+                       state_->kept ? "kept" : "read again");
   return fmt::format("{} rows to train on, {} for validation{}; decoded rows are {}", format_grouped(s.train_rows),
                      format_grouped(s.validation_rows), left_out, state_->kept ? "kept" : "read again every epoch");
 }

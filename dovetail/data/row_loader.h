@@ -1,33 +1,22 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "dovetail/data/row_batch.h"
 #include "dovetail/data/row_config.h"
+#include "dovetail/data/row_days.h"
 #include "dovetail/data/row_statistics.h"
 
 namespace dovetail {
 
-/// B rows on CPU. D dense columns, F features and L labels in the order of the config.
-struct RowBatch {
-  at::Tensor dense;   ///< (B, D) float32
-  at::Tensor values;  ///< (N) int64: the ids of feature 0 of all rows, then those of feature 1, ...
-  at::Tensor
-      offsets;  ///< (F * B + 1) int64: the ids of feature f in row b are values[offsets[f * B + b], offsets[f * B
-                ///< + b + 1])
-  at::Tensor weights;  ///< (N) float32; undefined where no feature has weights
-  at::Tensor labels;   ///< (B, L) float32, NaN where masked
-  at::Tensor groups;   ///< (B) int64; undefined where the config names no group
-};
-
 struct RowLoaderOptions {
   uint64_t seed = 0;
-  int64_t batch = 1;        ///< rows of a step over all ranks
-  int rank = 0, world = 1;  ///< rank r gets rows [r * batch / world, (r + 1) * batch / world) of a step
+  int64_t batch = 1;                    ///< rows of a step over all ranks
+  int rank = 0, world = 1;              ///< rank r gets rows [r * batch / world, (r + 1) * batch / world) of a step
+  std::vector<DenseScale> scales = {};  ///< of the run's checkpoint; empty: those of the training rows
 };
 
 /// Where the training rows come in an epoch: each once, shuffled among the `window` that follow one another in the
@@ -48,8 +37,8 @@ class RowOrder {
 
 /// Batches of rows. Row i of step s is the one that RowOrder has at position s * batch + i, counted on through the
 /// epochs: a function of (seed, epoch, position) alone, so that it resumes exactly at any step and at another world
-/// size, with no state to save. Prefetches the next steps on a thread of its own and decodes on `config.threads`
-/// others.
+/// size, with no state to save. With config.day steps are those of DayOrder, once. Prefetches the next steps on a
+/// thread of its own and decodes on `config.threads` others.
 ///
 /// Memory: all decoded rows if they fit `config.cache_bytes`, else those of the windows that a step touches and of one
 /// ahead (rounded up to blocks) and of `threads` blocks more; four batches.
@@ -65,6 +54,13 @@ class RowLoader {
   /// Rows [begin, end) of validation, in the order of the files. Fast when calls go forward.
   RowBatch validation(int64_t begin, int64_t end);
 
+  /// With config.day.
+  const DayOrder& days() const;
+  /// Rows [begin, end) of a day, in the order of the files. Fast when calls go forward.
+  RowBatch day(int64_t day, int64_t begin, int64_t end);
+
+  /// What the batches' dense columns were scaled by.
+  const std::vector<DenseScale>& scales() const;
   int64_t num_train_rows() const { return statistics().train_rows; }
   int64_t num_validation_rows() const { return statistics().validation_rows; }
   const RowStatistics& statistics() const;

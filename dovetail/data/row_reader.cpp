@@ -193,7 +193,8 @@ struct RowReader::State {
       }
     }
     user_check(num_rows > 0, "rows.files: {} hold no row", fmt::join(config.files, ", "));
-    num_validation = static_cast<int64_t>(static_cast<double>(num_rows) * config.validation_fraction);
+    const double held_out = config.by_day() ? 0 : config.validation_fraction;
+    num_validation = static_cast<int64_t>(static_cast<double>(num_rows) * held_out);
     cut_at(num_rows - num_validation);
   }
 
@@ -226,6 +227,8 @@ int64_t RowReader::num_train_blocks() const { return state_->num_train_blocks; }
 const fs::path& RowReader::file_of(int64_t block) const {
   return state_->files[state_->blocks[static_cast<size_t>(block)].file]->path();
 }
+
+int64_t RowReader::first_row(int64_t block) const { return state_->blocks[static_cast<size_t>(block)].range.first_row; }
 
 RowBlock RowReader::read(int64_t block) const {
   DOVETAIL_CHECK(block >= 0 && block < num_blocks(), "block {} of {}", block, num_blocks());

@@ -26,6 +26,7 @@ class RowReader {
   int64_t num_blocks() const;
   int64_t num_train_blocks() const;  ///< the blocks from here on are validation: no block is both
   const std::filesystem::path& file_of(int64_t block) const;
+  int64_t first_row(int64_t block) const;  ///< of the rows of its file, from 0
 
   /// The rows of a block that could be understood, and the count of the others. Only the columns of the config are
   /// decoded (of Parquet, only they are read). Safe from several threads.

@@ -64,6 +64,8 @@ struct Moments {
     highest = std::max(highest, x);
   }
 
+  double deviation() const { return count == 0 ? 0 : std::sqrt(squares / static_cast<double>(count)); }
+
   void merge(const Moments& other) {
     missing += other.missing;
     if (other.count == 0) return;
@@ -82,6 +84,8 @@ struct BlockSummary {
   int64_t num_rows = 0, bad = 0, unlabelled = 0;
   std::vector<BadRow> bad_rows;
   std::vector<Moments> dense, labels;
+  std::vector<Moments> first_day;  ///< `dense` over the rows of the first day that the block has
+  std::vector<RowBlock::DayStart> days;
   std::vector<SparseStatistics> sparse;
 };
 
@@ -151,9 +155,15 @@ class Scan {
     summary.dense.resize(num_dense);
     summary.labels.resize(num_labels);
     summary.sparse.resize(seen_.size());
+    summary.first_day.resize(num_dense);
+    summary.days = rows.days;
+    const auto first_day = static_cast<size_t>(rows.days.size() > 1 ? rows.days[1].row : rows.num_rows);
     if (train) {
       for (size_t r = 0; r < static_cast<size_t>(rows.num_rows); ++r) {
-        for (size_t d = 0; d < num_dense; ++d) summary.dense[d].add(rows.dense[r * num_dense + d]);
+        for (size_t d = 0; d < num_dense; ++d) {
+          summary.dense[d].add(rows.dense[r * num_dense + d]);
+          if (config_.by_day() && r < first_day) summary.first_day[d].add(rows.dense[r * num_dense + d]);
+        }
         for (size_t l = 0; l < num_labels; ++l)
           summary.labels[l].add(static_cast<double>(rows.labels[r * num_labels + l]));
       }
@@ -209,7 +219,7 @@ class Scan {
   void merge() {
     RowStatistics& s = out_.statistics;
     const auto num_train = static_cast<size_t>(reader_.num_train_blocks());
-    std::vector<Moments> dense(static_cast<size_t>(reader_.decoder().num_dense()));
+    std::vector<Moments> dense(static_cast<size_t>(reader_.decoder().num_dense())), first_day(dense.size());
     std::vector<Moments> labels(static_cast<size_t>(reader_.decoder().num_labels()));
     for (const SparseConfig& feature : config_.sparse) {
       s.sparse.push_back({.feature = feature.feature_name()});
@@ -221,6 +231,9 @@ class Scan {
       s.bad += summary.bad;
       s.unlabelled += summary.unlabelled;
       for (size_t i = 0; i < dense.size(); ++i) dense[i].merge(summary.dense[i]);
+      if (s.days.empty() || (s.days.size() == 1 && summary.num_rows > 0 && summary.days[0].day == s.days[0].name))
+        for (size_t i = 0; i < dense.size(); ++i) first_day[i].merge(summary.first_day[i]);
+      merge_days(static_cast<int64_t>(b));
       for (size_t i = 0; i < labels.size(); ++i) labels[i].merge(summary.labels[i]);
       for (size_t f = 0; f < s.sparse.size(); ++f) merge_feature(summary.sparse[f], s.sparse[f]);
     }
@@ -230,15 +243,36 @@ class Scan {
     size_t i = 0;
     for (const DenseConfig& entry : config_.dense)
       for (const std::string& column : entry.columns) {
-        const Moments& m = dense[i++];
-        const double variance = m.count == 0 ? 0 : m.squares / static_cast<double>(m.count);
-        s.dense.push_back({column, m.count, m.missing, m.mean, std::sqrt(variance), m.lowest, m.highest});
+        const Moments& m = dense[i];
+        const Moments& scale = config_.by_day() ? first_day[i] : m;
+        s.dense.push_back({column, m.count, m.missing, m.mean, m.deviation(), m.lowest, m.highest});
+        s.scales.push_back({column, scale.mean, scale.deviation()});
+        ++i;
       }
     if (s.train_rows == 0)
       throw UserError(fmt::format("rows: none of {} rows is left to train on; {} have no label, {} are bad, {} are for "
                                   "validation",
                                   reader_.num_rows(), s.unlabelled, s.bad, s.validation_rows),
                       "see rows.label and rows.validation_fraction");
+  }
+
+  /// The days that begin in a block, after those of the blocks before it.
+  void merge_days(int64_t block) {
+    const BlockSummary& summary = summaries_[static_cast<size_t>(block)];
+    std::vector<RowDay>& days = out_.statistics.days;
+    for (size_t i = 0; i < summary.days.size(); ++i) {
+      const RowBlock::DayStart& start = summary.days[i];
+      const int64_t end = i + 1 < summary.days.size() ? summary.days[i + 1].row : summary.num_rows;
+      if (days.empty()) days.push_back({.name = start.day});
+      RowDay& last = days.back();
+      if (start.day != last.name && !comes_before(last.name, start.day))
+        throw UserError(
+            "rows.day: " + describe(block, {start.number, config_.day,
+                                            fmt::format("\"{}\" comes after \"{}\"", start.day, last.name)}),
+            "write the rows in the order of their days, such as 20130131 or 2013-01-31");
+      if (start.day != last.name) days.push_back({.name = start.day, .first_row = last.first_row + last.num_rows});
+      days.back().num_rows += end - start.row;
+    }
   }
 
   static void merge_feature(const SparseStatistics& from, SparseStatistics& to) {

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "dovetail/data/row_batch.h"
+#include "dovetail/data/row_days.h"
 #include "dovetail/data/row_reader.h"
 
 namespace dovetail {
@@ -34,6 +36,8 @@ struct RowStatistics {
   std::vector<double> label_mean;  ///< over the training rows that have it
   std::vector<DenseStatistics> dense;
   std::vector<SparseStatistics> sparse;
+  std::vector<DenseScale> scales;  ///< over the training rows; of a run that goes day by day, over the first day
+  std::vector<RowDay> days;        ///< of such a run, whose rows are all training rows
 };
 
 /// A block that was read, which rows it gave.
@@ -49,7 +53,8 @@ struct RowScan {
 
 /// Reads every row once on `config.threads` threads. All decoded blocks are kept if they fit `config.cache_bytes`, else
 /// none. Throws UserError for the first bad row in the order of the files, or for one more than `max_bad_rows`, as
-/// configured, and if no training row is left. The result does not depend on the threads.
+/// configured, if no training row is left, and if the days do not rise (comes_before). The result does not depend on
+/// the threads.
 RowScan scan_rows(const RowsConfig& config, const RowReader& reader);
 
 /// What in the statistics makes training pointless or worse: a label of one class, constant columns, more than a tenth

@@ -39,23 +39,6 @@ void check_data_source(const DataConfig& data) {
   }
 }
 
-void check_schedule(const RunConfig& config) {
-  const int64_t steps = config.train.steps;
-  const ScheduleSection& schedule = config.schedule;
-  if (schedule.warmup_steps >= steps && schedule.warmup_steps > 0) {
-    throw UserError(fmt::format("schedule.warmup_steps = {} is not shorter than the run, train.steps = {}",
-                                schedule.warmup_steps, steps),
-                    "a usual warm-up is 1 to 5 % of the run");
-  }
-  if (schedule.decay == "wsd") {
-    const auto decay_steps = static_cast<int64_t>(std::ceil(schedule.decay_fraction * static_cast<double>(steps)));
-    user_check(
-        schedule.warmup_steps + decay_steps <= steps,
-        "schedule.warmup_steps = {} and schedule.decay_fraction = {} ({} steps) do not fit into train.steps = {}",
-        schedule.warmup_steps, schedule.decay_fraction, decay_steps, steps);
-  }
-}
-
 /// "name: what it is", of those that come with Dovetail.
 std::vector<std::string> quantizing_recipes() {
   std::vector<std::string> lines;
@@ -128,6 +111,24 @@ void check_embedding(const EmbeddingSection& embedding) {
              embedding.betas.size());
 }
 
+/// What depends on the length of the run, and how far its days decide it.
+void check_steps(const RunConfig& config) {
+  const bool pass = config.train.steps == TrainSection::kPass;
+  user_check(!pass || config.rows.by_day(),
+             "train.steps = \"pass\" is one pass over the days of rows.day, which names no column; name one, or give a "
+             "number of steps");
+  user_check(!config.rows.by_day() || config.eval.every_steps == EvalSection().every_steps,
+             "eval.every_steps does nothing with rows.day = \"{}\": the run is measured at the beginning of each day; "
+             "leave it out",
+             config.rows.day);
+  if (pass) return;
+  check_schedule(config.schedule, config.train.steps);
+  for (const int64_t step : config.log.trace_steps) {
+    user_check(step <= config.train.steps, "log.trace_steps names step {}, but the run ends at train.steps = {}", step,
+               config.train.steps);
+  }
+}
+
 void check_across_sections(const RunConfig& config) {
   check_sections(config);
   if (config.recommends()) {
@@ -137,7 +138,7 @@ void check_across_sections(const RunConfig& config) {
   } else {
     check_data_source(config.data);
   }
-  check_schedule(config);
+  check_steps(config);
   check_precision(config.precision);
   user_check(config.train.micro_batch <= config.train.batch, "train.micro_batch = {} is larger than train.batch = {}",
              config.train.micro_batch, config.train.batch);
@@ -146,10 +147,6 @@ void check_across_sections(const RunConfig& config) {
   for (const double beta : config.optimizer.betas) {
     user_check(beta < 1.0, "optimizer.betas = [{}] must be below 1", fmt::join(config.optimizer.betas, ", "));
   }
-  for (const int64_t step : config.log.trace_steps) {
-    user_check(step <= config.train.steps, "log.trace_steps names step {}, but the run ends at train.steps = {}", step,
-               config.train.steps);
-  }
   user_check(
       config.run.name.find('/') == std::string::npos && !config.run.name.starts_with('.') && !config.run.name.empty(),
       "run.name = \"{}\" must be a plain folder name (no '/', no leading dot); use run.folder for a path",
@@ -157,6 +154,21 @@ void check_across_sections(const RunConfig& config) {
 }
 
 }  // namespace
+
+void check_schedule(const ScheduleSection& schedule, int64_t steps) {
+  if (schedule.warmup_steps >= steps && schedule.warmup_steps > 0) {
+    throw UserError(fmt::format("schedule.warmup_steps = {} is not shorter than the run, train.steps = {}",
+                                schedule.warmup_steps, steps),
+                    "a usual warm-up is 1 to 5 % of the run");
+  }
+  if (schedule.decay == "wsd") {
+    const auto decay_steps = static_cast<int64_t>(std::ceil(schedule.decay_fraction * static_cast<double>(steps)));
+    user_check(
+        schedule.warmup_steps + decay_steps <= steps,
+        "schedule.warmup_steps = {} and schedule.decay_fraction = {} ({} steps) do not fit into train.steps = {}",
+        schedule.warmup_steps, schedule.decay_fraction, decay_steps, steps);
+  }
+}
 
 void RunSection::describe(Section& s) {
   s.value("name", name, "Name of the run; its folder is runs/<name>");
@@ -168,7 +180,10 @@ void RunSection::describe(Section& s) {
 }
 
 void TrainSection::describe(Section& s) {
-  s.value("steps", steps, "Optimizer steps of the run").unit("steps").range(1, kManySteps);
+  s.value("steps", steps, "Optimizer steps of the run; pass: one pass over the days of rows.day")
+      .unit("steps")
+      .range(1, kManySteps)
+      .word("pass", kPass);
   s.value("batch", batch, "Samples of a step, over all ranks and micro-batches").unit("samples").range(1, 1e9);
   s.value("micro_batch", micro_batch, "Samples at once on a rank (gradient accumulation); 0: all of the rank's")
       .unit("samples")
@@ -341,7 +356,8 @@ void EvalSection::describe(Section& s) {
           "Tokens of the validation split read while training; the last evaluation reads all. 0: always all")
       .unit("tokens")
       .range(0, 1e15);
-  s.value("max_rows", max_rows, "The same of a recommender's validation rows, the first ones")
+  s.value("max_rows", max_rows,
+          "The same of a recommender's validation rows, the first ones; with rows.day the first of each day")
       .unit("rows")
       .range(0, 1e15);
 }

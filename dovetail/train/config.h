@@ -24,7 +24,8 @@ struct RunSection {
 };
 
 struct TrainSection {
-  int64_t steps = 1000;
+  static constexpr int64_t kPass = 0;
+  int64_t steps = 1000;     ///< kPass: those of one pass over rows.day
   int64_t batch = 8;        ///< samples of a step over all ranks and micro-batches
   int64_t micro_batch = 0;  ///< samples at once on a rank; 0: all of the rank's
   bool checkpoint_activations = false;
@@ -155,6 +156,9 @@ struct RunConfig {
   const char* unit() const { return recommends() ? "sample" : "token"; }
   std::filesystem::path folder() const { return run.folder.empty() ? "runs/" + run.name : run.folder; }
 };
+
+/// Throws UserError if the schedule does not fit into a run of so many steps.
+void check_schedule(const ScheduleSection& schedule, int64_t steps);
 
 /// The config of a file with its `--set`s; presets applied, cross-field rules checked (batch divisible, warm-up shorter
 /// than the run, ...).

@@ -12,6 +12,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/models/gpt.h"
+#include "dovetail/train/load_recommender.h"
 #include "dovetail/train/router_bias.h"
 
 namespace dovetail {
@@ -102,22 +103,40 @@ std::unique_ptr<Tokenizer> tokenizer_from_state(const nlohmann::json& state) {
                         "the checkpoint's tokenizer");
 }
 
-LoadedModel load_model(const std::filesystem::path& run_or_checkpoint) {
-  LoadedModel loaded;
-  const Snapshot snapshot = read_run_or_checkpoint(run_or_checkpoint, loaded.checkpoint);
-  const std::string name = loaded.checkpoint.string();
-  user_check(snapshot.state.is_object() && snapshot.state.contains("config") && snapshot.state.contains("tokenizer"),
+StoredRun read_stored_run(const std::filesystem::path& path) {
+  StoredRun stored;
+  if (is_exported_recommender(path)) {
+    stored.checkpoint = path;
+    stored.snapshot = read_exported_recommender(path);
+  } else {
+    stored.snapshot = read_run_or_checkpoint(path, stored.checkpoint);
+  }
+  const std::string name = stored.checkpoint.string();
+  const nlohmann::json& state = stored.snapshot.state;
+  user_check(state.is_object() && state.contains("config") && state.contains("tokenizer"),
              "{}: its manifest holds no config and tokenizer; it is not a checkpoint of a training run", name);
-  config_from_json([&](Section& s) { loaded.config.describe(s); }, snapshot.state["config"], name);
-  if (loaded.config.recommends())
-    throw UserError(fmt::format("{} is of a recommender ({}), not of a GPT", name, loaded.config.recommender.model),
-                    "its report and metrics.jsonl say how well it ranks");
-  loaded.step = snapshot.step;
-  loaded.tokenizer = tokenizer_from_state(snapshot.state["tokenizer"]);
+  config_from_json([&](Section& s) { stored.config.describe(s); }, state["config"], name);
+  return stored;
+}
+
+LoadedModel load_model(const std::filesystem::path& run_or_checkpoint) {
+  return load_model(read_stored_run(run_or_checkpoint));
+}
+
+LoadedModel load_model(const StoredRun& stored) {
+  if (stored.config.recommends())
+    throw UserError(fmt::format("{} is of a recommender ({}), not of a GPT", stored.checkpoint.string(),
+                                stored.config.recommender.model),
+                    "`dovetail eval` measures it, `dovetail export` writes it for PyTorch");
+  LoadedModel loaded{.model = nullptr,
+                     .tokenizer = tokenizer_from_state(stored.snapshot.state["tokenizer"]),
+                     .config = stored.config,
+                     .step = stored.snapshot.step,
+                     .checkpoint = stored.checkpoint};
   loaded.config.model = resolve_model_config(loaded.config.model, loaded.tokenizer->vocab_size());
   loaded.model = std::make_shared<GPT>(loaded.config.model);
   if (loaded.config.precision.recipe == "fp64") loaded.model->set_compute_dtype(at::kDouble);
-  load_parameters(*loaded.model, snapshot, loaded.checkpoint);
+  load_parameters(*loaded.model, stored.snapshot, loaded.checkpoint);
   loaded.model->eval();
   return loaded;
 }

@@ -17,10 +17,14 @@
 namespace dovetail {
 
 TrainingLoop::TrainingLoop(const ResolvedRun& run, std::shared_ptr<Group> group, RunState state)
-    : run_(run), group_(std::move(group)), state_(std::move(state)), begin_s_(now_seconds()) {}
+    : run_(run),
+      group_(std::move(group)),
+      state_(std::move(state)),
+      total_steps_(run.config.train.steps),
+      begin_s_(now_seconds()) {}
 
 void TrainingLoop::open_output(RunFolder& folder, bool quiet) {
-  output_.emplace(folder, config(), state_.step, quiet);
+  output_.emplace(folder, config(), state_.step, total_steps_, quiet);
   checkpoints_.emplace(folder.checkpoints(), CheckpointFolder::Options{.keep = config().checkpoint.keep});
 }
 
@@ -38,7 +42,11 @@ bool TrainingLoop::time_is_up() const {
 
 bool TrainingLoop::advance() {
   StepTimings timings;
+  const double begin_s = now_seconds();
+  std::optional<Validation> before = evaluate_before(state_.step + 1);
+  if (before) timings.evaluation_ms = 1e3 * (now_seconds() - begin_s);
   const bool stop = take_step(timings);
+  record(std::move(before));
   report_step();  // before evaluation adds to what it records
   evaluate_if_due(timings);
   if (output_) output_->write(*state_.last);
@@ -51,7 +59,7 @@ bool TrainingLoop::advance() {
 
 bool TrainingLoop::take_step(StepTimings& timings) {
   const int64_t number = state_.step + 1;
-  const double lr = learning_rate(config().schedule, config().optimizer.lr, state_.step, config().train.steps);
+  const double lr = learning_rate(config().schedule, config().optimizer.lr, state_.step, total_steps_);
   if (output_) output_->begin_step(number);
   const double begin_s = now_seconds();
   const StepOutcome outcome = train_step(number, lr, stop_requested() || time_is_up(), timings);
@@ -85,9 +93,14 @@ void TrainingLoop::evaluate_if_due(StepTimings& timings) {
   const int64_t every = config().eval.every_steps;
   if (!complete() && (every == 0 || state_.step % every != 0)) return;
   const double begin_s = now_seconds();
-  state_.last->validation = evaluate();
-  if (state_.last->validation) state_.last_evaluated = state_.last;
-  timings.evaluation_ms = 1e3 * (now_seconds() - begin_s);
+  record(evaluate());
+  timings.evaluation_ms += 1e3 * (now_seconds() - begin_s);
+}
+
+void TrainingLoop::record(std::optional<Validation> found) {
+  if (!found) return;
+  state_.last->validation = std::move(found);
+  state_.last_evaluated = state_.last;
 }
 
 void TrainingLoop::check_skipped() {

@@ -28,7 +28,8 @@ class TrainingLoop {
   /// after train.max_skipped_steps steps in a row that were not finite.
   void run();
 
-  bool complete() const { return state_.step >= run_.config.train.steps; }
+  bool complete() const { return state_.step >= total_steps_; }
+  int64_t total_steps() const { return total_steps_; }
   const RunState& state() const { return state_; }
   /// A line or more for the log: what is read, and how often over the run.
   virtual std::string data_summary() const = 0;
@@ -37,6 +38,8 @@ class TrainingLoop {
 
  protected:
   TrainingLoop(const ResolvedRun& run, std::shared_ptr<Group> group, RunState state);
+  /// In construction, where the data says how long a pass is.
+  void set_total_steps(int64_t steps) { total_steps_ = steps; }
   /// At the end of construction, on rank 0: `folder`.
   void open_output(RunFolder& folder, bool quiet);
 
@@ -45,6 +48,8 @@ class TrainingLoop {
   /// Records of the step beside its metrics.
   virtual void report_step() = 0;
   virtual std::optional<Validation> evaluate() = 0;
+  /// What is measured before a step, of rows that it is the first to train on; mostly nothing.
+  virtual std::optional<Validation> evaluate_before(int64_t /*number*/) { return std::nullopt; }
   /// Updates of the weights so far.
   virtual int64_t updates() const = 0;
   /// What a checkpoint holds, on rank 0.
@@ -64,6 +69,7 @@ class TrainingLoop {
   bool advance();
   bool take_step(StepTimings& timings);
   void evaluate_if_due(StepTimings& timings);
+  void record(std::optional<Validation> found);
   /// Warns of a skipped step; throws when there were too many in a row.
   void check_skipped();
   void save_if_due(bool stopping, StepTimings& timings);
@@ -71,7 +77,7 @@ class TrainingLoop {
 
   std::optional<RunOutput> output_;              ///< rank 0
   std::optional<CheckpointFolder> checkpoints_;  ///< rank 0
-  int64_t saved_step_ = -1;
+  int64_t total_steps_, saved_step_ = -1;
   double begin_s_ = 0;
 };
 

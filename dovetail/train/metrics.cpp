@@ -57,12 +57,7 @@ void put_ranking(nlohmann::ordered_json& line, const TaskRanking& task) {
 
 void put_tasks(nlohmann::ordered_json& line, const std::vector<TaskRanking>& tasks) {
   if (tasks.size() == 1) return put_ranking(line, tasks[0]);
-  for (const TaskRanking& task : tasks) {
-    nlohmann::ordered_json& of_task = line["tasks"][task.name];
-    of_task["samples"] = task.metrics.rows;
-    of_task["log_loss"] = finite_or_null(task.metrics.log_loss);
-    put_ranking(of_task, task);
-  }
+  for (const TaskRanking& task : tasks) line["tasks"][task.name] = to_json(task);
 }
 
 double number_or_nan(const nlohmann::json& line, const char* key) {
@@ -91,6 +86,7 @@ Validation validation_from_json(const nlohmann::json& line) {
     return validation;
   }
   validation.tokens = line.at("validation_samples").get<int64_t>();
+  validation.day = line.value("day", "");
   if (line.contains("auc")) validation.tasks.push_back(ranking_from_json("", line));
   if (line.contains("tasks"))
     for (const auto& [name, task] : line.at("tasks").items()) validation.tasks.push_back(ranking_from_json(name, task));
@@ -111,6 +107,7 @@ nlohmann::ordered_json to_json(const StepMetrics& metrics) {
   if (metrics.validation) {
     line["validation_loss"] = finite_or_null(metrics.validation->loss);
     if (const auto& tasks = metrics.validation->tasks; !tasks.empty()) {
+      if (!metrics.validation->day.empty()) line["day"] = metrics.validation->day;
       line["validation_samples"] = metrics.validation->tokens;
       put_tasks(line, tasks);
     } else {
@@ -135,6 +132,12 @@ StepMetrics step_metrics_from_json(const nlohmann::json& line) {
   if (line.contains("auxiliary_loss")) metrics.auxiliary_loss = number("auxiliary_loss");
   if (line.contains("validation_loss")) metrics.validation = validation_from_json(line);
   return metrics;
+}
+
+nlohmann::ordered_json to_json(const TaskRanking& task) {
+  nlohmann::ordered_json json = {{"samples", task.metrics.rows}, {"log_loss", finite_or_null(task.metrics.log_loss)}};
+  put_ranking(json, task);
+  return json;
 }
 
 nlohmann::ordered_json to_json(const StepTimings& timings) {

@@ -42,6 +42,8 @@ struct StepTimings {
 /// Keys as in docs/training.md; numbers that are not finite become null. Reading a line back gives the same bits.
 nlohmann::ordered_json to_json(const StepMetrics& metrics);
 nlohmann::ordered_json to_json(const StepTimings& timings);
+/// samples, log_loss, auc, normalized_entropy, calibration and, where there are groups, gauc.
+nlohmann::ordered_json to_json(const TaskRanking& task);
 StepMetrics step_metrics_from_json(const nlohmann::json& line);
 
 /// A file of one JSON object a line, each with a rising integer "step".

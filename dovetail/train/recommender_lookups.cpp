@@ -225,4 +225,9 @@ at::Tensor RecommenderLookups::negative_mask(const embedding::Jagged& ids) const
   return has_negatives(config_.recommender) ? filled(ids, first_negative_, inputs_.length - 1) : at::Tensor();
 }
 
+RecommenderBatch RecommenderLookups::model_input(const at::Tensor& dense, const embedding::Jagged& ids,
+                                                 at::Tensor embedded) const {
+  return {.dense = dense, .embedded = std::move(embedded), .mask = mask(ids), .negative_mask = negative_mask(ids)};
+}
+
 }  // namespace dovetail

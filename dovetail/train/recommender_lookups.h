@@ -37,6 +37,9 @@ class RecommenderLookups {
   at::Tensor mask(const embedding::Jagged& ids) const;
   at::Tensor negative_mask(const embedding::Jagged& ids) const;
 
+  /// What a model reads of samples: their dense features, and what the tables gave for their ids.
+  RecommenderBatch model_input(const at::Tensor& dense, const embedding::Jagged& ids, at::Tensor embedded) const;
+
  private:
   enum class What { kBag, kEvent, kNegative };
   struct Lookup {

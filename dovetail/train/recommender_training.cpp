@@ -19,6 +19,7 @@
 #include "dovetail/train/collective.h"
 #include "dovetail/train/ranking_metrics.h"
 #include "dovetail/train/recommender_loss.h"
+#include "dovetail/train/recommender_validation.h"
 
 namespace dovetail {
 namespace {
@@ -27,13 +28,6 @@ constexpr std::string_view kTables = "embedding.";
 
 std::string weight_name(const embedding::TableSpec& table) { return fmt::format("{}{}.weight", kTables, table.name); }
 std::string state_name(const embedding::TableSpec& table) { return fmt::format("{}{}.state", kTables, table.name); }
-
-/// A vector of every rank's, in their order, on rank 0; the others get nothing.
-at::Tensor to_rank_zero(const std::shared_ptr<Group>& group, const at::Tensor& x) {
-  std::vector<int64_t> send(static_cast<size_t>(group->size()), 0);
-  send[0] = x.numel();
-  return Exchange(group, exchange_sizes(*group, send)).start(x.contiguous()).wait();
-}
 
 std::vector<int> ranks_of(const Group& group) {
   std::vector<int> ranks(static_cast<size_t>(group.size()));
@@ -87,9 +81,14 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
   initialize(*model_, seed);
   lookups_.emplace(config);
   validations_.resize(config.rows.label.size());
-  loader_.emplace(
-      config.rows,
-      RowLoaderOptions{.seed = seed, .batch = config.train.batch, .rank = group_->rank(), .world = group_->size()});
+  if (resumed()) check_scales(config.rows, state_.dense_scales, "the checkpoint");
+  loader_.emplace(config.rows, RowLoaderOptions{.seed = seed,
+                                                .batch = config.train.batch,
+                                                .rank = group_->rank(),
+                                                .world = group_->size(),
+                                                .scales = state_.dense_scales});
+  state_.dense_scales = loader_->scales();
+  if (config.rows.by_day()) count_steps();
   const embedding::PackSpec spec = lookups_->pack();
   const embedding::EmbeddingPlan plan = plan_tables(spec);
   const Payload payload = parse_payload(config.embedding.exchange);
@@ -107,8 +106,25 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
   for (const std::string& line : row_warnings(loader_->statistics())) output()->warn(line);
 }
 
+void RecommenderTraining::count_steps() {
+  const int64_t pass = loader_->days().num_steps(), asked = config().train.steps;
+  user_check(loader_->days().days().size() > 1,
+             "rows.day: all rows are of the day {}, but a run by days is measured on the days after the first; give "
+             "more rows, or leave rows.day out",
+             loader_->days().days()[0].name);
+  user_check(asked <= pass, "train.steps = {}, but the {} days of rows.files are {} steps; use \"pass\" or less", asked,
+             loader_->days().days().size(), pass);
+  user_check(state_.step <= pass,
+             "the checkpoint is of step {}, but the days of rows.files are {} steps; put the files back that it was "
+             "trained on",
+             state_.step, pass);
+  if (asked == TrainSection::kPass) set_total_steps(pass);
+  check_schedule(config().schedule, total_steps());
+}
+
 embedding::EmbeddingPlan RecommenderTraining::plan_tables(const embedding::PackSpec& spec) {
-  const RowBatch batch = loader_->step(state_.step);
+  const bool over = config().rows.by_day() && state_.step == loader_->days().num_steps();
+  const RowBatch batch = loader_->step(over ? state_.step - 1 : state_.step);
   const embedding::Jagged ids = lookups_->ids(batch);
   std::vector<double> counts = {static_cast<double>(ids.samples)};
   for (int64_t f = 0; f < ids.features; ++f) {
@@ -124,20 +140,14 @@ embedding::EmbeddingPlan RecommenderTraining::plan_tables(const embedding::PackS
 }
 
 RecommenderTraining::StepIds RecommenderTraining::start_lookups(int64_t step) {
-  StepIds found{.step = step, .batch = loader_->step(step)};
+  StepIds found{.step = step,
+                .rows = config().rows.by_day() ? loader_->days().num_rows(step) : config().train.batch,
+                .batch = loader_->step(step)};
   const auto seed = static_cast<uint64_t>(config().run.seed);
   found.ids = lookups_->ids(found.batch, mix_seed(seed, static_cast<uint64_t>(step + 1)));
   const int64_t parts = (run_.most_samples + run_.micro_batch - 1) / run_.micro_batch;
   found.tables = tables_->start(found.ids, run_.micro_batch, parts);
   return found;
-}
-
-RecommenderBatch RecommenderTraining::model_input(const at::Tensor& dense, const embedding::Jagged& ids,
-                                                  at::Tensor embedded) const {
-  return {.dense = dense,
-          .embedded = std::move(embedded),
-          .mask = lookups_->mask(ids),
-          .negative_mask = lookups_->negative_mask(ids)};
 }
 
 StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) {
@@ -152,7 +162,7 @@ StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want
   reducer_->begin();
   tables_->begin(step);
   tables_->gather(step, 0);
-  if (number < config().train.steps) ahead_.emplace(start_lookups(number));
+  if (number < total_steps()) ahead_.emplace(start_lookups(number));
   for (int64_t m = 0; m < parts; ++m) {
     const at::Tensor pooled = tables_->wait(step, m);
     if (m + 1 < parts) tables_->gather(step, m + 1);
@@ -169,13 +179,13 @@ StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want
   }
 
   const TraceSpan span("update");
-  const auto weight = static_cast<double>(config().train.batch);
+  const auto weight = static_cast<double>(now.rows);
   std::vector<at::Tensor> gradients;
   for (size_t i = 0; i < reducer_->size(); ++i) gradients.push_back(reducer_->gradient(i));
   const std::vector<double> sums = sum_over_ranks(*group_, {losses.loss, want_stop ? 1.0 : 0.0, losses.auxiliary});
   StepOutcome outcome = {.loss = sums[0] / weight,
                          .grad_norm = std::sqrt(sum_of_squares(gradients)) / weight,
-                         .tokens = config().train.batch,
+                         .tokens = now.rows,
                          .stop = sums[1] > 0};
   if (has_negatives(config().recommender)) outcome.auxiliary_loss = sums[2] / weight;
   outcome.skipped = !std::isfinite(outcome.loss) || !std::isfinite(outcome.grad_norm);
@@ -194,7 +204,7 @@ StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want
 at::Tensor RecommenderTraining::run_dense(const StepIds& step, int64_t first, const at::Tensor& pooled,
                                           const at::Tensor& scales, bool last, Losses& losses) {
   const int64_t samples = pooled.size(0), grain = config().recommender.grain;
-  const auto weight = static_cast<double>(config().train.batch);
+  const auto weight = static_cast<double>(step.rows);
   at::Tensor gradient = samples > grain ? embedding::allocate(pooled.numel()).view(pooled.sizes()) : pooled;
   if (last && samples == 0) reducer_->arm();
   for (int64_t begin = 0; begin < samples; begin += grain) {
@@ -205,7 +215,7 @@ at::Tensor RecommenderTraining::run_dense(const StepIds& step, int64_t first, co
       const TraceSpan span("forward");
       const embedding::Jagged ids = embedding::samples_of(step.ids, at, count);
       const RecommenderOutput found =
-          model_->forward(model_input(step.batch.dense.narrow(0, at, count), ids, embedded));
+          model_->forward(lookups_->model_input(step.batch.dense.narrow(0, at, count), ids, embedded));
       sum = loss_sum(found.logits, step.batch.labels.narrow(0, at, count), scales);
       losses.loss += sum.item<double>();
       if (found.auxiliary.defined()) {
@@ -227,54 +237,54 @@ at::Tensor RecommenderTraining::run_dense(const StepIds& step, int64_t first, co
 }
 
 std::optional<Validation> RecommenderTraining::evaluate() {
+  if (config().rows.by_day()) return std::nullopt;
   const int64_t limit = complete() ? 0 : config().eval.max_rows, all = loader_->num_validation_rows();
   const int64_t rows = limit > 0 ? std::min(limit, all) : all;
   if (rows == 0) return std::nullopt;
-  const at::NoGradGuard no_grad;
-  const TraceSpan span("validate");
-  const int64_t rank = group_->rank(), ranks = group_->size();
-  std::vector<at::Tensor> logits, labels, groups;
-  for (int64_t first = 0; first < rows; first += config().train.batch) {
-    const int64_t count = std::min(rows - first, config().train.batch);
-    const RowBatch batch = loader_->validation(first + count * rank / ranks, first + count * (rank + 1) / ranks);
-    const embedding::Jagged ids = lookups_->ids(batch);
-    logits.push_back(model_->forward(model_input(batch.dense, ids, tables_->lookup(ids))).logits);
-    labels.push_back(batch.labels);
-    if (batch.groups.defined()) groups.push_back(batch.groups);
-  }
-  const at::Tensor own_logits = at::cat(logits), own_labels = at::cat(labels),
-                   own_groups = groups.empty() ? at::Tensor() : at::cat(groups);
-  Validation found{.tokens = rows};
-  for (int64_t k = 0; k < own_labels.size(1); ++k) {
-    const auto task = static_cast<size_t>(k);
-    found.tasks.push_back(rank_task(task, own_logits.select(1, k), own_labels.select(1, k), own_groups));
-    const RankingMetrics& metrics = found.tasks.back().metrics;
-    const std::vector<double>& weights = config().recommender.task_weights;
-    found.loss += (weights.empty() ? 1 : weights[task]) * metrics.log_loss;
-    validations_[task].push_back(metrics);
-    if (output() == nullptr) continue;
-    for (const std::string& line : ranking_warnings(validations_[task]))
-      output()->warn(own_labels.size(1) > 1 ? fmt::format("{}: {}", found.tasks.back().name, line) : line);
-  }
+  return validate_rows(rows, [&](int64_t begin, int64_t end) { return loader_->validation(begin, end); });
+}
+
+std::optional<Validation> RecommenderTraining::evaluate_before(int64_t number) {
+  if (!config().rows.by_day()) return std::nullopt;
+  const int64_t day = loader_->days().day_of(number - 1);
+  if (day == 0 || loader_->days().first_step(day) != number - 1) return std::nullopt;
+  const RowDay& rows = loader_->days().days()[static_cast<size_t>(day)];
+  const int64_t limit = config().eval.max_rows;
+  Validation found = validate_rows(limit > 0 ? std::min(limit, rows.num_rows) : rows.num_rows,
+                                   [&](int64_t begin, int64_t end) { return loader_->day(day, begin, end); });
+  found.day = rows.name;
+  if (output() == nullptr) return found;
+  for (const TaskRanking& task : found.tasks)
+    output()->say(fmt::format("{} {}{}: {} rows, AUC {:.4f}, log loss {:.4f}, calibration {:.3f}", config().rows.day,
+                              found.day, found.tasks.size() > 1 ? ", " + task.name : "", task.metrics.rows,
+                              task.metrics.auc, task.metrics.log_loss, task.metrics.calibration));
   return found;
 }
 
-TaskRanking RecommenderTraining::rank_task(size_t task, const at::Tensor& logits, const at::Tensor& labels,
-                                           const at::Tensor& groups) {
-  RankingSums sums;
-  sums.add(logits, labels);
-  group_->all_reduce(sums.counts);
-  group_->all_reduce(sums.sums);
-  TaskRanking found = {.name = config().rows.label[task], .metrics = sums.metrics(), .gauc = std::nullopt};
-  if (group_->size() == 1) {
-    found.metrics.auc = exact_auc(logits, labels);
-    found.metrics.auc_error = 0;
+Validation RecommenderTraining::validate_rows(int64_t rows,
+                                              const std::function<RowBatch(int64_t begin, int64_t end)>& read) {
+  const at::NoGradGuard no_grad;
+  const TraceSpan span("validate");
+  const int64_t rank = group_->rank(), ranks = group_->size(), at_once = scored_at_once(config());
+  ScoredRows scored;
+  for (int64_t first = 0; first < rows; first += at_once) {
+    const int64_t count = std::min(rows - first, at_once);
+    const RowBatch batch = read(first + count * rank / ranks, first + count * (rank + 1) / ranks);
+    const embedding::Jagged ids = lookups_->ids(batch);
+    scored.add(model_->forward(lookups_->model_input(batch.dense, ids, tables_->lookup(ids))).logits, batch);
   }
-  if (!groups.defined()) return found;
-  const at::Tensor all_logits = to_rank_zero(group_, logits), all_labels = to_rank_zero(group_, labels),
-                   all_groups = to_rank_zero(group_, groups);
-  if (group_->rank() == 0) found.gauc = grouped_auc(all_logits, all_labels, all_groups);
+  Validation found = scored.measure(config(), rows, group_);
+  warn_of_rankings(found);
   return found;
+}
+
+void RecommenderTraining::warn_of_rankings(const Validation& found) {
+  for (size_t k = 0; k < found.tasks.size(); ++k) {
+    validations_[k].push_back(found.tasks[k].metrics);
+    if (output() == nullptr) continue;
+    for (const std::string& line : ranking_warnings(validations_[k]))
+      output()->warn(found.tasks.size() > 1 ? fmt::format("{}: {}", found.tasks[k].name, line) : line);
+  }
 }
 
 void RecommenderTraining::finish(const RunFolder&, bool quiet) {
@@ -290,7 +300,8 @@ void RecommenderTraining::finish(const RunFolder&, bool quiet) {
   const Validation& found = *state_.last_evaluated->validation;
   for (const TaskRanking& task : found.tasks) {
     const bool one = found.tasks.size() == 1;
-    log_info("validation{}: {} rows, AUC {:.4f}, log loss {:.4f}, normalised entropy {:.4f}, calibration {:.3f}",
+    log_info("{}{}: {} rows, AUC {:.4f}, log loss {:.4f}, normalised entropy {:.4f}, calibration {:.3f}",
+             found.day.empty() ? "validation" : fmt::format("{} {}", config().rows.day, found.day),
              one ? "" : " of " + task.name, one ? found.tokens : task.metrics.rows, task.metrics.auc,
              one ? found.loss : task.metrics.log_loss, task.metrics.normalized_entropy, task.metrics.calibration);
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -35,6 +36,8 @@ class RecommenderTraining : public TrainingLoop {
   StepOutcome train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) override;
   void report_step() override {}
   std::optional<Validation> evaluate() override;
+  /// Of a run by days the rows of the day that begins with the step, but the first.
+  std::optional<Validation> evaluate_before(int64_t number) override;
   int64_t updates() const override { return optimizer_->updates(); }
   std::map<std::string, at::Tensor> checkpoint_tensors() override;
   nlohmann::json checkpoint_state() const override;
@@ -42,6 +45,7 @@ class RecommenderTraining : public TrainingLoop {
   /// Rows of a step, counted from 0, and what they look up, on its way to the tables.
   struct StepIds {
     int64_t step;
+    int64_t rows;  ///< of all ranks
     RowBatch batch;
     embedding::Jagged ids;
     embedding::TableStep tables;
@@ -59,8 +63,11 @@ class RecommenderTraining : public TrainingLoop {
   /// `losses`: the gradient of `pooled` for the mean over the whole batch.
   at::Tensor run_dense(const StepIds& step, int64_t first, const at::Tensor& pooled, const at::Tensor& scales,
                        bool last, Losses& losses);
-  TaskRanking rank_task(size_t task, const at::Tensor& logits, const at::Tensor& labels, const at::Tensor& groups);
-  RecommenderBatch model_input(const at::Tensor& dense, const embedding::Jagged& ids, at::Tensor embedded) const;
+  /// The length of the run, where its days decide it.
+  void count_steps();
+  /// How the model ranks rows [0, rows), of which `read(begin, end)` gives a part.
+  Validation validate_rows(int64_t rows, const std::function<RowBatch(int64_t begin, int64_t end)>& read);
+  void warn_of_rankings(const Validation& found);
 
   std::shared_ptr<Recommender> model_;
   std::optional<RecommenderLookups> lookups_;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <map>
 #include <string_view>
 #include <utility>
 
@@ -21,6 +22,23 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
+/// Means over the days that a run was measured on, weighed by their rows.
+struct DayMeans {
+  int64_t days = 0;
+  double rows = 0, loss = 0;
+  std::map<std::string, std::pair<double, double>> auc;  ///< of each task: sum and rows of the days that have one
+
+  void add(double day_rows, double day_loss, const std::vector<std::pair<std::string, double>>& day_auc) {
+    ++days;
+    rows += day_rows;
+    loss += day_rows * day_loss;
+    for (const auto& [task, value] : day_auc) {
+      auc[task].first += day_rows * value;
+      auc[task].second += day_rows;
+    }
+  }
+};
+
 struct Figures {
   int64_t step = 0, steps = 0, skipped = 0;
   double loss = kNaN, validation_loss = kNaN, validation_per_byte = kNaN, tokens = kNaN;
@@ -28,6 +46,7 @@ struct Figures {
   double latest_loss = kNaN, best_loss = kNaN;      ///< validation losses that were measured on the same tokens
   double seconds = 0;
   int64_t best_step = 0;
+  DayMeans by_day;
   bool finished = false;
 };
 
@@ -44,7 +63,8 @@ std::vector<std::pair<std::string, double>> auc_of_tasks(const Json& line) {
 }
 
 Figures read_figures(const RunFiles& run) {
-  Figures f{.steps = run.config.train.steps};
+  Figures f{.steps =
+                run.machine.is_object() ? run.machine.value("steps", run.config.train.steps) : run.config.train.steps};
   double compared_tokens = kNaN;
   for (const Json& line : run.metrics) {
     f.step = line["step"].get<int64_t>();
@@ -60,6 +80,10 @@ Figures read_figures(const RunFiles& run) {
     // Losses compare on the same tokens alone: the last evaluation usually reads more than those on the way.
     const double tokens =
         number_of(line, line.contains("validation_samples") ? "validation_samples" : "validation_tokens");
+    if (line.contains("day")) {
+      f.by_day.add(tokens, validation, f.auc);
+      continue;
+    }
     if (std::isnan(f.latest_loss)) compared_tokens = tokens;
     if (tokens != compared_tokens && !std::isnan(compared_tokens)) continue;
     f.latest_loss = validation;
@@ -130,6 +154,14 @@ Json make_tiles(const RunFiles& run, const Figures& f) {
       run.config.recommends() ? "nats per sample" : fmt::format("perplexity {:.4g}", std::exp(f.validation_loss)));
   for (const auto& [task, auc] : f.auc)
     add(auc, task.empty() ? "AUC" : ("AUC, " + task).c_str(), fmt::format("{:.4f}", auc), "of held-out rows");
+  if (f.by_day.days > 0) {
+    const std::string mean = fmt::format("mean of {} days", format_grouped(f.by_day.days)), note = "weighed by rows";
+    add(f.by_day.loss / f.by_day.rows, ("validation loss, " + mean).c_str(),
+        fmt::format("{:.4f}", f.by_day.loss / f.by_day.rows), note);
+    for (const auto& [task, sum] : f.by_day.auc)
+      add(sum.first / sum.second, fmt::format("AUC{}, {}", task.empty() ? "" : ", " + task, mean).c_str(),
+          fmt::format("{:.4f}", sum.first / sum.second), note);
+  }
   add(f.validation_per_byte, "nats per byte", fmt::format("{:.4f}", f.validation_per_byte), "of held-out text");
   add(f.loss, "training loss", fmt::format("{:.4f}", f.loss), "last step");
   const std::string unit = run.config.unit();

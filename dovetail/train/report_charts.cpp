@@ -110,7 +110,8 @@ void add_rankings(Json& charts, const RunFiles& run, const Axes& axes) {
     series(fit, "calibration", "calibration");
     if (!one) series(fit, "log loss (nats)", "log_loss");
   }
-  add_chart(charts, "AUC (validation)", "number", "linear", auc);
+  add_chart(charts, run.config.rows.by_day() ? "AUC (each day, before it was trained on)" : "AUC (validation)",
+            "number", "linear", auc);
   add_chart(charts, "Fit of probabilities (validation; 1: as the labels' mean)", "number", "linear", fit);
 }
 

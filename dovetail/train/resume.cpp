@@ -94,7 +94,22 @@ nlohmann::json checkpoint_state(const RunState& state, const ResolvedRun& run, c
           {"tokens", state.tokens},
           {"last", to_plain_json(state.last)},
           {"last_evaluated", to_plain_json(state.last_evaluated)},
+          {"dense_scales", to_json(state.dense_scales)},
           {"resumed_from", state.resumed_from}};
+}
+
+nlohmann::json to_json(const std::vector<DenseScale>& scales) {
+  auto list = nlohmann::json::array();
+  for (const DenseScale& scale : scales)
+    list.push_back({{"column", scale.column}, {"mean", scale.mean}, {"deviation", scale.deviation}});
+  return list;
+}
+
+std::vector<DenseScale> dense_scales(const nlohmann::json& state) {
+  std::vector<DenseScale> scales;
+  for (const nlohmann::json& scale : state.value("dense_scales", nlohmann::json::array()))
+    scales.push_back({.column = scale.at("column"), .mean = scale.at("mean"), .deviation = scale.at("deviation")});
+  return scales;
 }
 
 RunState run_state(const nlohmann::json& state, int64_t step) {
@@ -104,6 +119,7 @@ RunState run_state(const nlohmann::json& state, int64_t step) {
           .tokens = state.value("tokens", int64_t{0}),
           .last = metrics_or_none(state, "last"),
           .last_evaluated = metrics_or_none(state, "last_evaluated"),
+          .dense_scales = dense_scales(state),
           .resumed_from = state.value("resumed_from", std::vector<int64_t>())};
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "dovetail/data/row_batch.h"
 #include "dovetail/data/tokenizer.h"
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/train/expert_parallel.h"
@@ -25,12 +26,17 @@ struct RunState {
   int64_t tokens = 0;                         ///< trained on so far
   std::optional<StepMetrics> last;            ///< of step `step`
   std::optional<StepMetrics> last_evaluated;  ///< the newest one with a validation
+  std::vector<DenseScale> dense_scales;       ///< of a recommender's dense columns
   std::vector<int64_t> resumed_from;          ///< steps at which a process took the run up again, this one included
 };
 
 /// The `state` of a checkpoint of `run` (see Snapshot), with the resolved config and the tokenizer (null: none), so
 /// that it is self-contained.
 nlohmann::json checkpoint_state(const RunState& state, const ResolvedRun& run, const Tokenizer* tokenizer, int ranks);
+
+/// Its entry "dense_scales", and back; none in the state of a GPT.
+nlohmann::json to_json(const std::vector<DenseScale>& scales);
+std::vector<DenseScale> dense_scales(const nlohmann::json& state);
 
 /// Reads the same; keys that imported weights do not have take their defaults.
 RunState run_state(const nlohmann::json& state, int64_t step);

@@ -39,14 +39,15 @@ std::string auc_text(const std::vector<TaskRanking>& tasks) {
 
 }  // namespace
 
-RunOutput::RunOutput(const RunFolder& folder, const RunConfig& config, int64_t first_step, bool quiet)
+RunOutput::RunOutput(const RunFolder& folder, const RunConfig& config, int64_t first_step, int64_t total_steps,
+                     bool quiet)
     : folder_(folder),
       log_(config.log),
       unit_(config.unit()),
       first_step_(first_step),
       metrics_(folder.path() / "metrics.jsonl", first_step),
       timings_(folder.path() / "timings.jsonl", first_step),
-      progress_(first_step, config.train.steps, quiet ? Progress::Mode::kOff : Progress::Mode::kAutomatic) {
+      progress_(first_step, total_steps, quiet ? Progress::Mode::kOff : Progress::Mode::kAutomatic) {
   if (metrics_.last_kept() < first_step) {
     log_warning("{}/metrics.jsonl ends at step {}, the checkpoint is of step {}: the steps between are missing from it",
                 folder.path().string(), metrics_.last_kept(), first_step);
@@ -55,7 +56,7 @@ RunOutput::RunOutput(const RunFolder& folder, const RunConfig& config, int64_t f
     if (std::filesystem::exists(folder.path() / file)) log->emplace(folder.path() / file, first_step);
   }
   // A run that has nothing left to train needs no event file.
-  if (log_.tensorboard && first_step < config.train.steps) events_.emplace(folder.path() / "events", first_step + 1);
+  if (log_.tensorboard && first_step < total_steps) events_.emplace(folder.path() / "events", first_step + 1);
 }
 
 bool RunOutput::traced(int64_t step) const {

@@ -18,7 +18,7 @@ namespace dovetail {
 class RunOutput {
  public:
   /// Cuts the logs back to `first_step` steps and says so if metrics.jsonl does not reach that far.
-  RunOutput(const RunFolder& folder, const RunConfig& config, int64_t first_step, bool quiet);
+  RunOutput(const RunFolder& folder, const RunConfig& config, int64_t first_step, int64_t total_steps, bool quiet);
 
   void begin_step(int64_t step);  ///< starts a trace if log.trace_steps names it
   void end_step(int64_t step);    ///< writes it

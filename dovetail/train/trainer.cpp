@@ -61,13 +61,14 @@ class PeakMemory {
 };
 
 /// machine.json (docs/training.md).
-nlohmann::ordered_json machine_record(const ResolvedRun& run, const RunState& state, int ranks,
-                                      const std::string& sources, uint64_t peak_bytes, bool finished) {
+nlohmann::ordered_json machine_record(const ResolvedRun& run, const TrainingLoop& training, int ranks,
+                                      uint64_t peak_bytes, bool finished) {
   return {
       {"version", DOVETAIL_VERSION},
       {"command_line", command_line()},
       {"machine", machine_json()},
       {"ranks", ranks},
+      {"steps", training.total_steps()},
       {"threads", run.threads},
       {"device", run.device.str()},
       {"precision",
@@ -85,8 +86,8 @@ nlohmann::ordered_json machine_record(const ResolvedRun& run, const RunState& st
         {"vocab_size", run.data.tokenizer_vocab},
         {"train_tokens", run.data.train_tokens},
         {"validation_tokens", run.data.validation_tokens},
-        {"sources", sources}}},
-      {"resumed_from", state.resumed_from},
+        {"sources", training.data_summary()}}},
+      {"resumed_from", training.state().resumed_from},
       {"finished", finished}};
 }
 
@@ -194,8 +195,7 @@ TrainResult train(const RunConfig& config, std::shared_ptr<Group> group, const T
   const std::unique_ptr<TrainingLoop> training = make_training(run, group, options.quiet, start);
   start.tensors.clear();
   const auto write_machine = [&](bool finished) {
-    folder->write_json("machine.json", machine_record(run, training->state(), group->size(), training->data_summary(),
-                                                      peak.bytes(), finished));
+    folder->write_json("machine.json", machine_record(run, *training, group->size(), peak.bytes(), finished));
   };
   on_rank_zero(*group, "writing the run's config", [&] {
     folder->write_config(run.config);

@@ -25,6 +25,7 @@ struct Validation {
   double nats_per_byte = 0;        ///< of text, loss * (tokens / bytes of the whole split)
   int64_t tokens = 0;              ///< or samples, that it was measured on
   std::vector<TaskRanking> tasks;  ///< of a recommender
+  std::string day;                 ///< whose rows it was measured on, before they were trained on; empty: no day's
 };
 
 struct ValidationOptions {

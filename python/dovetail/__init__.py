@@ -7,7 +7,7 @@
 Every function takes and returns plain tensors, is differentiable, and runs our fused kernels on the CPU.
 """
 
-from dovetail import embedding, moe, mx
+from dovetail import embedding, moe, mx, recommender
 from dovetail._library import load, version
 from dovetail.functional import (
     attention,
@@ -36,6 +36,7 @@ __all__ = [
     "linear_cross_entropy",
     "moe",
     "mx",
+    "recommender",
     "rms_norm",
     "squared_relu",
     "swiglu",

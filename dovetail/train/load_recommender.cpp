@@ -1,0 +1,113 @@
+#include "dovetail/train/load_recommender.h"
+
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/file.h"
+#include "dovetail/embedding/lookup.h"
+#include "dovetail/io/safetensors.h"
+#include "dovetail/train/resume.h"
+
+namespace dovetail {
+namespace {
+
+constexpr const char *kTensorFile = "model.safetensors", *kJsonFile = "recommender.json",
+                     *kFormat = "dovetail.recommender";
+constexpr int64_t kVersion = 1;
+
+std::string weight_name(const embedding::TableSpec& table) { return fmt::format("embedding.{}.weight", table.name); }
+
+/// The tables of a config for looking up alone: no optimizer keeps state beside their rows.
+embedding::PackSpec without_state(embedding::PackSpec spec) {
+  spec.optimizer = {.kind = embedding::OptimizerKind::kSgd};
+  return spec;
+}
+
+void take(std::map<std::string, at::Tensor>& tensors, const std::string& name, const std::filesystem::path& from,
+          at::Tensor to) {
+  const auto found = tensors.find(name);
+  user_check(found != tensors.end(), "{}: tensor {} is missing, which the stored config asks for", from.string(), name);
+  user_check(found->second.sizes() == to.sizes(), "{}: tensor {} has shape {}, the stored config asks for {}",
+             from.string(), name, fmt::join(found->second.sizes(), "x"), fmt::join(to.sizes(), "x"));
+  to.copy_(found->second);
+  tensors.erase(found);  // tables are large: of each there is one copy more at a time
+}
+
+}  // namespace
+
+TrainedRecommender::TrainedRecommender(StoredRun stored)
+    : config_(stored.config),
+      step_(stored.snapshot.step),
+      scales_(dense_scales(stored.snapshot.state)),
+      model_(make_recommender(config_.recommender, recommender_inputs(config_))),
+      lookups_(config_),
+      tables_(without_state(lookups_.pack()), embedding::PackedTables::Initial::kUnset) {
+  check_scales(config_.rows, scales_, stored.checkpoint.string());
+  const at::NoGradGuard no_grad;
+  std::map<std::string, at::Tensor>& tensors = stored.snapshot.tensors;
+  for (auto& item : model_->named_parameters())
+    take(tensors, "model." + item.key(), stored.checkpoint, item.value().detach());
+  for (int64_t t = 0; t < std::ssize(lookups_.pack().tables); ++t)
+    take(tensors, weight_name(lookups_.pack().tables[static_cast<size_t>(t)]), stored.checkpoint, tables_.weight(t));
+  model_->eval();
+}
+
+at::Tensor TrainedRecommender::logits(const RowBatch& batch) const {
+  const at::NoGradGuard no_grad;
+  const embedding::Jagged ids = lookups_.ids(batch);
+  return model_->forward(lookups_.model_input(batch.dense, ids, embedding::pool(tables_, ids))).logits;
+}
+
+std::map<std::string, at::Tensor> TrainedRecommender::tensors() const {
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& item : model_->named_parameters()) tensors["model." + item.key()] = item.value().detach();
+  for (int64_t t = 0; t < std::ssize(lookups_.pack().tables); ++t)
+    tensors[weight_name(lookups_.pack().tables[static_cast<size_t>(t)])] = tables_.weight(t);
+  return tensors;
+}
+
+void export_recommender(const TrainedRecommender& recommender, const std::filesystem::path& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  user_check(!error, "cannot make {}: {}", folder.string(), error.message());
+  const std::string sha256 = write_safetensors(folder / kTensorFile, recommender.tensors());
+  RunConfig config = recommender.config();
+  const nlohmann::ordered_json json = {
+      {"format", kFormat},
+      {"version", kVersion},
+      {"step", recommender.step()},
+      {"tensors", {{"file", kTensorFile}, {"sha256", sha256}}},
+      {"hashing", {{"function", "xxh64"}, {"seed", 0}, {"cross_separator", "\x1f"}, {"row", "key mod num_rows"}}},
+      {"dense_scales", to_json(recommender.scales())},
+      {"config", config_to_json([&](Section& s) { config.describe(s); })}};
+  write_file_atomically(folder / kJsonFile, json.dump(2) + "\n");
+}
+
+bool is_exported_recommender(const std::filesystem::path& folder) {
+  return std::filesystem::exists(folder / kJsonFile);
+}
+
+Snapshot read_exported_recommender(const std::filesystem::path& folder) {
+  const std::string path = (folder / kJsonFile).string();
+  const auto json = nlohmann::json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+  user_check(json.is_object() && json.value("format", "") == kFormat && json.contains("config"),
+             "{} is no {}; export the run again: dovetail export RUN --out FOLDER", path, kFormat);
+  user_check(json.value("version", int64_t{0}) == kVersion,
+             "{} is of version {}, but this program reads {}; export the run again", path,
+             json.value("version", int64_t{0}), kVersion);
+  const std::filesystem::path tensors = folder / kTensorFile;
+  user_check(sha256_of_file(tensors) == json.at("tensors").at("sha256").get<std::string>(),
+             "{} is not the file that {} was written with; export the run again", tensors.string(), path);
+  Snapshot snapshot{.step = json.value("step", int64_t{0}), .state = json};
+  snapshot.state["tokenizer"] = nullptr;
+  const SafetensorsFile file(tensors);
+  for (const std::string& name : file.names()) snapshot.tensors.emplace(name, file.read(name));
+  return snapshot;
+}
+
+}  // namespace dovetail

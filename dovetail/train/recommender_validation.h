@@ -1,0 +1,36 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "dovetail/comm/group.h"
+#include "dovetail/data/row_batch.h"
+#include "dovetail/train/config.h"
+#include "dovetail/train/validation.h"
+
+namespace dovetail {
+
+/// Rows that a recommender has scored: how well it ranks them. Training and `dovetail eval` measure with it alike.
+class ScoredRows {
+ public:
+  /// logits (B, tasks) of this rank's rows of a batch.
+  void add(const at::Tensor& logits, const RowBatch& batch);
+  /// (rows, tasks): this rank's, in the order in which they came.
+  at::Tensor logits() const;
+  at::Tensor labels() const;
+
+  /// All ranks together, each with a row at least; `rows` are those of all. The AUC of one rank is exact, that of
+  /// several by RankingSums; GAUC is on rank 0.
+  Validation measure(const RunConfig& config, int64_t rows, const std::shared_ptr<Group>& group) const;
+
+ private:
+  std::vector<at::Tensor> logits_, labels_, groups_;
+};
+
+/// The rows that are scored at a time: how a product of matrices rounds may depend on it, so that it is the same
+/// wherever a checkpoint is measured.
+inline int64_t scored_at_once(const RunConfig& config) { return config.train.batch; }
+
+}  // namespace dovetail

@@ -1,0 +1,143 @@
+"""An exported recommender as a module: its tables, and the dense part that reads what they give."""
+
+import json
+import pathlib
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from dovetail.recommender.features import (
+    Bags,
+    dense_columns,
+    encode_dense,
+    encode_feature,
+    feature_name,
+    scale_dense,
+)
+from dovetail.recommender.layers import Inputs, Shape, make_dense_part
+from dovetail.recommender.storage import read_safetensors
+from torch import Tensor, nn
+
+FORMAT, VERSION = "dovetail.recommender", 1
+
+
+class CoAction(NamedTuple):
+    item: dict
+    sequence: dict
+
+    def table(self, suffix: str) -> str:
+        return f"{feature_name(self.item)}*{feature_name(self.sequence)}.{suffix}"
+
+
+class Recommender(nn.Module):
+    """forward: columns by name -> log-odds (rows, tasks); `tasks` says what they are of.
+
+    A dense column is a tensor (rows) of the table's own numbers, NaN where there is none; a sparse feature, by its
+    name, is `Bags` of rows of its table. `encode` makes both of plain columns. Tables are parameters of `tables`, by
+    the names in `table_names`.
+    """
+
+    def __init__(self, spec: dict):
+        super().__init__()
+        config = spec["config"]
+        self.config, rows = config["recommender"], config["rows"]
+        self.features, self.tasks, self.step = rows["sparse"], rows["label"], spec["step"]
+        self.mean = config["embedding"]["pooling"] == "mean"
+        self.dense = dense_columns(rows, spec["dense_scales"])
+        reads_events = self.config["model"] in ("din", "dien", "can")
+        self.sequences = [f for f in self.features if f["sequence"] and reads_events]
+        self.singles = [f for f in self.features if f not in self.sequences]
+        self.co_actions = self._co_actions() if self.config["model"] == "can" else []
+        self.table_names = self._table_names()
+        self.tables = nn.ParameterList(nn.Parameter(torch.empty(0)) for _ in self.table_names)
+        names = [feature_name(f) for f in self.singles]
+        targets = [names.index(f["table"]) if f["table"] in names else -1 for f in self.sequences]
+        self.model = make_dense_part(
+            self.config, Shape(len(self.dense), len(self.singles), len(self.tasks), targets, len(self.co_actions))
+        )
+
+    def _co_actions(self) -> list[CoAction]:
+        by_name = {feature_name(f): f for f in self.features}
+        given = [[part.strip() for part in text.split("*")] for text in self.config["co_action"]]
+        shared = [(f["table"], feature_name(f)) for f in self.sequences if f["table"]]
+        return [CoAction(by_name[item], by_name[sequence]) for item, sequence in given or shared]
+
+    def _table_names(self) -> list[str]:
+        own = [feature_name(f) for f in self.features if not f["table"]]
+        wide = [f"{name}.wide" for name in own] if self.config["model"] in ("wide_deep", "deepfm") else []
+        pairs = [pair.table(suffix) for suffix in ("micro", "input") for pair in self.co_actions]
+        return own + wide + pairs
+
+    def encode(self, columns: dict[str, list]) -> dict[str, Tensor | Bags]:
+        """Columns of a table, lists of Python values (`pyarrow.Table.to_pydict()`), as `forward` takes them."""
+        encoded = {dense["column"]: encode_dense(columns[dense["column"]]) for dense in self.dense}
+        return encoded | {feature_name(f): encode_feature(columns, f) for f in self.features}
+
+    def forward(self, columns: dict[str, Tensor | Bags]) -> Tensor:
+        numbers = [scale_dense(columns[dense["column"]].double(), dense) for dense in self.dense]
+        samples = len(columns[feature_name(self.features[0])].offsets) - 1
+        device = self.tables[0].device
+        dense = torch.stack(numbers, 1).to(device) if numbers else torch.empty(samples, 0, device=device)
+        features = [self._pooled(self._table_of(f), columns[feature_name(f)]) for f in self.singles]
+        inputs = Inputs(dense, torch.stack(features, 1))
+        if self.config["model"] in ("wide_deep", "deepfm"):
+            wide = [self._pooled(self._table_of(f) + ".wide", columns[feature_name(f)]) for f in self.singles]
+            inputs = inputs._replace(wide=torch.cat(wide, 1))
+        return self.model(self._with_events(inputs, columns) if self.sequences else inputs)
+
+    def _with_events(self, inputs: Inputs, columns: dict) -> Inputs:
+        events = [self._events(self._table_of(f), columns[feature_name(f)]) for f in self.sequences]
+        lengths = columns[feature_name(self.sequences[0])].offsets.diff()
+        mask = torch.arange(self.sequences[0]["max_length"]) < lengths[:, None]
+        micro = [self._pooled(pair.table("micro"), columns[feature_name(pair.item)]) for pair in self.co_actions]
+        read = [self._events(pair.table("input"), columns[feature_name(pair.sequence)]) for pair in self.co_actions]
+        mask = mask.to(inputs.features.device)
+        return inputs._replace(events=torch.stack(events, 2), mask=mask, micro=micro, micro_inputs=read)
+
+    def _table_of(self, feature: dict) -> str:
+        return feature["table"] or feature_name(feature)
+
+    def _rows(self, table: str) -> Tensor:
+        return self.tables[self.table_names.index(table)]
+
+    def _pooled(self, table: str, bags: Bags) -> Tensor:
+        """(rows, dim): the sum or mean of each bag's rows times their weights; zero for an empty bag."""
+        weight = self._rows(table)
+        values, offsets = bags.values.to(weight.device), bags.offsets.to(weight.device)
+        weights = None if bags.weights is None else bags.weights.to(weight.device)
+        pooled = F.embedding_bag(
+            values, weight, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
+        )
+        return pooled / offsets.diff().clamp(min=1)[:, None] if self.mean else pooled
+
+    def _events(self, table: str, bags: Bags) -> Tensor:
+        """(rows, length, dim): the row of each event; zero where there is none."""
+        weight, length = self._rows(table), self.sequences[0]["max_length"]
+        lengths = bags.offsets.diff()
+        sample = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        place = torch.arange(len(bags.values)) - bags.offsets[sample]
+        rows = F.embedding(bags.values.to(weight.device), weight)
+        if bags.weights is not None:
+            rows = rows * bags.weights.to(weight.device)[:, None]
+        events = rows.new_zeros(len(lengths), length, weight.shape[1])
+        return events.index_put((sample.to(weight.device), place.to(weight.device)), rows)
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Those of model.safetensors; what the auxiliary loss of dien learnt scores no row."""
+        dense = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
+        self.model.load_state_dict({n: t for n, t in dense.items() if not n.startswith("auxiliary.")})
+        for i, name in enumerate(self.table_names):
+            self.tables[i] = nn.Parameter(tensors[f"embedding.{name}.weight"].float())
+
+
+def load(folder: str | pathlib.Path) -> Recommender:
+    """The model that `dovetail export` wrote into `folder`, in evaluation mode on the CPU."""
+    path = pathlib.Path(folder) / "recommender.json"
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is not there; write it with: dovetail export RUN --out {folder}")
+    spec = json.loads(path.read_text())
+    if (spec.get("format"), spec.get("version")) != (FORMAT, VERSION):
+        raise ValueError(f"{path} is not a {FORMAT} of version {VERSION}; export the run again")
+    model = Recommender(spec)
+    model.load_tensors(read_safetensors(path.parent / spec["tensors"]["file"], spec["tensors"]["sha256"]))
+    return model.eval()

@@ -1,0 +1,206 @@
+"""Trained recommenders measured, exported and served: `dovetail eval`, `dovetail export`, `dovetail.recommender`."""
+
+import csv
+import json
+import random
+
+import dovetail as package
+import pytest
+import sklearn.metrics
+import torch
+from cli import dovetail, dovetail_json
+
+MODELS = ["wide_deep", "deepfm", "dlrm", "dcnv2", "din", "dien", "can", "mmoe"]
+ROWS = 900
+
+
+def write_rows(path, rows=ROWS, seed=1, price=20.0):
+    """Numbers that are missing, ids of every kind, weighted bags and two sequences of the same events."""
+    draw = random.Random(seed)
+    lines = ["user\titem\tslot\ttags\tshares\tseen\tlong\tprice\tage\tclicked\tbought"]
+    for _ in range(rows):
+        user, item, events = draw.randrange(30), draw.randrange(20), draw.randrange(5)
+        tags = [f"t{draw.randrange(40)}" for _ in range(draw.randrange(4))]
+        seen = [f"i{draw.randrange(20)}" for _ in range(events)]
+        clicked = int(draw.random() < (0.8 if (user + item) % 2 else 0.2))
+        lines.append(
+            "\t".join(
+                [
+                    f"u{user}",
+                    f"i{item}",
+                    str(draw.randrange(7)),
+                    "|".join(tags),
+                    "|".join(f"{draw.random():.3f}" for _ in tags),
+                    "|".join(seen),
+                    "|".join(str(draw.randrange(3)) for _ in seen),
+                    "" if draw.random() < 0.1 else f"{draw.gauss(price, 5):.3f}",
+                    "" if draw.random() < 0.1 else str(draw.randrange(90)),
+                    str(clicked),
+                    str(int(draw.random() < 0.3)),
+                ]
+            )
+        )
+    path.write_text("\n".join(lines) + "\n")
+
+
+CONFIG = """
+[run]
+threads = 1
+device = "cpu"
+[recommender]
+model = "MODEL"
+dim = 4
+deep = [12, 6]
+[rows]
+files = ["rows.tsv"]
+label = LABEL
+group = "user"
+dense = [
+  { columns = ["price"], transform = "standard", missing = "mean" },
+  { columns = ["price", "age"], transform = "log1p" },
+]
+sparse = [
+  { columns = ["user"], num_rows = 23 },
+  { columns = ["item"], num_rows = 50 },
+  { columns = ["slot"], ids = "integer", num_rows = 7 },
+  { columns = ["user", "slot"], num_rows = 61 },
+  { columns = ["tags"], num_rows = 31, separator = "|", weights = "shares", max_length = 3 },
+  { columns = ["seen"], num_rows = 50, separator = "|", sequence = true, max_length = 3, table = "item" },
+  { columns = ["long"], num_rows = 9, separator = "|", sequence = true, max_length = 3 },
+]
+[embedding]
+pooling = "POOLING"
+lr = 0.1
+[train]
+steps = 30
+batch = 64
+[checkpoint]
+every_steps = 0
+[eval]
+every_steps = 0
+[log]
+tensorboard = false
+"""
+
+
+def write_config(folder, model, pooling="sum"):
+    label = '["clicked", "bought"]' if model == "mmoe" else '"clicked"'
+    text = CONFIG.replace("MODEL", model).replace("LABEL", label).replace("POOLING", pooling)
+    (folder / f"{model}.toml").write_text(text)
+
+
+def last_validation(run):
+    line = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    keys = ("auc", "normalized_entropy", "calibration", "gauc")
+    tasks = line.get("tasks") or {"clicked": {key: line[key] for key in keys}}
+    return line["validation_loss"], line["validation_samples"], tasks
+
+
+def predictions(path):
+    with path.open(newline="") as file:
+        header, *lines = csv.reader(file)
+    return header, [(name, int(row), [float(s) for s in scores]) for name, row, *scores in lines]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def trained(request, tmp_path_factory):
+    """A folder with a run of 30 steps, and its export."""
+    model = request.param
+    folder = tmp_path_factory.mktemp(model)
+    write_rows(folder / "rows.tsv")
+    write_config(folder, model, pooling="mean" if model in ("dcnv2", "din") else "sum")
+    dovetail("train", f"{model}.toml", "--set", "run.folder=run", "--quiet", folder=folder)
+    dovetail("export", "run", "--out", "exported", folder=folder)
+    return folder
+
+
+def test_eval_gives_the_figures_of_the_last_validation_bit_for_bit(trained):
+    loss, samples, tasks = last_validation(trained / "run")
+    for source in ("run", "exported"):
+        found = dovetail_json("eval", source, folder=trained)["validation"]
+        assert (found["loss"], found["samples"]) == (loss, samples)
+        for name, task in tasks.items():
+            assert {key: found["tasks"][name][key] for key in task} == task
+
+
+def test_pytorch_scores_rows_as_eval_does(trained):
+    dovetail("eval", "run", "--split", "all", "--predictions", "scores.csv", folder=trained)
+    header, scores = predictions(trained / "scores.csv")
+    model = package.recommender.load(trained / "exported")
+    assert header == ["file", "row", *model.tasks]
+    assert [(name, row) for name, row, _ in scores] == [("rows.tsv", i + 1) for i in range(ROWS)]
+    with (trained / "rows.tsv").open() as file:
+        rows = [{k: v or None for k, v in row.items()} for row in csv.DictReader(file, delimiter="\t")]
+    columns = {key: [row[key] for row in rows] for key in rows[0]}
+    with torch.no_grad():
+        found = model(model.encode(columns)).sigmoid()
+    expected = torch.tensor([s for _, _, s in scores])
+    assert expected.std() > 0.01
+    assert (found - expected).abs().max() < 1e-5
+    # The figures are those of these scores, as scikit-learn has them.
+    measured = dovetail_json("eval", "run", "--split", "all", folder=trained)["validation"]["tasks"]
+    for k, task in enumerate(model.tasks):
+        labels, of_task = [int(label) for label in columns[task]], expected[:, k].double()
+        assert measured[task]["auc"] == pytest.approx(sklearn.metrics.roc_auc_score(labels, of_task), abs=1e-6)
+        assert measured[task]["log_loss"] == pytest.approx(sklearn.metrics.log_loss(labels, of_task), abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    write_rows(folder / "rows.tsv")
+    write_config(folder, "dcnv2")
+    dovetail("train", "dcnv2.toml", "--set", "run.folder=run", "--quiet", folder=folder)
+    return folder
+
+
+def test_what_else_is_in_the_file_changes_no_score(one):
+    """Statistics are those of training: neither other rows nor their prices move a score."""
+    lines = (one / "rows.tsv").read_text().splitlines(keepends=True)
+    write_rows(one / "dear.tsv", rows=50, seed=2, price=900.0)
+    (one / "mixed.tsv").write_text("".join(lines[:8]) + "".join((one / "dear.tsv").read_text().splitlines(True)[1:]))
+    dovetail("eval", "run", "--split", "all", "--predictions", "all.csv", folder=one)
+    dovetail("eval", "run", "--data", "mixed.tsv", "--predictions", "mixed.csv", folder=one)
+    before, after = predictions(one / "all.csv")[1], predictions(one / "mixed.csv")[1]
+    assert len(after) == 57
+    assert [s[0] for _, _, s in after[:7]] == pytest.approx([s[0] for _, _, s in before[:7]], abs=1e-6)
+
+
+def test_rows_without_label_and_bad_ones_keep_their_numbers(one):
+    lines = (one / "rows.tsv").read_text().splitlines()
+    cells = [line.split("\t") for line in lines[:6]]
+    cells[2][-2] = ""
+    cells[4][7] = "dear"
+    (one / "holes.tsv").write_text("".join("\t".join(c) + "\n" for c in cells))
+    error = dovetail_json("eval", "run", "--data", "holes.tsv", folder=one, code=2)["error"]
+    assert error["message"] == 'holes.tsv: row 4, column `price`: "dear" is not a number'
+    cells[4][7] = ""
+    (one / "holes.tsv").write_text("".join("\t".join(c) + "\n" for c in cells))
+    found = dovetail_json("eval", "run", "--data", "holes.tsv", "--predictions", "holes.csv", folder=one)
+    assert found["validation"]["left_out"] == {"bad": 0, "unlabelled": 1}
+    assert [row for _, row, _ in predictions(one / "holes.csv")[1]] == [1, 3, 4, 5]
+
+
+def test_errors_say_what_where_and_what_to_do(one):
+    text = (one / "rows.tsv").read_text().replace("price", "cost", 1)
+    (one / "renamed.tsv").write_text(text)
+    error = dovetail_json("eval", "run", "--data", "renamed.tsv", folder=one, code=2)["error"]
+    assert "no column `price`" in error["message"]
+    assert "renamed.tsv" in json.dumps(error)
+    for words, part in [
+        (["--shots", "2"], "--shots does nothing here"),
+        (["--predictions", "scores.parquet"], "name a .csv file"),
+        (["--data", "none.tsv"], "names no file"),
+    ]:
+        assert part in dovetail_json("eval", "run", *words, folder=one, code=2)["error"]["message"]
+
+
+def test_an_export_that_was_changed_is_refused(one):
+    dovetail("export", "run", "--out", "changed", folder=one)
+    tensors = one / "changed" / "model.safetensors"
+    content = bytearray(tensors.read_bytes())
+    content[-1] ^= 1
+    tensors.write_bytes(content)
+    assert "is not the file" in dovetail_json("eval", "changed", folder=one, code=2)["error"]["message"]
+    with pytest.raises(ValueError, match="is not the file"):
+        package.recommender.load(one / "changed")
