@@ -6,6 +6,7 @@ flights.parquet has the flights whose arrival delay is known, for the label `arr
 has all 336,776, for the two tasks `arr_delay > 15` and `cancelled`: the delay of a flight that was cancelled or
 diverted is null, `cancelled` is known of every flight. Rows stand in the order of the package, which goes by month as
 text (1, 10, 11, 12, 2, ... 9), then by day and by actual departure: the last tenth is the end of August and September.
+flights_days.parquet has the rows of flights.parquet by date, for runs that go day by day.
 
 Features are what is known at the scheduled departure: the schedule, the aircraft, the route, and the aircraft's last
 ten flights that had landed by then, oldest first (`history_*`). Not dep_time, dep_delay, arr_time and air_time, which
@@ -141,7 +142,8 @@ def main():
     flights = table(*load())
     known = flights.filter(flights["arr_delay"].is_valid())
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for name, rows in (("flights", known), ("flights_tasks", flights)):
+    by_day = known.take(np.argsort(known["date"].to_numpy(), kind="stable"))
+    for name, rows in (("flights", known), ("flights_tasks", flights), ("flights_days", by_day)):
         pq.write_table(rows, arguments.out / f"{name}.parquet", row_group_size=ROW_GROUP)
         print(f"{arguments.out / name}.parquet: {rows.num_rows:,} flights", file=sys.stderr)
 
