@@ -29,7 +29,7 @@ namespace dovetail::embedding {
 namespace {
 
 struct Arguments {
-  std::string side = "tiered", policy = "hot", folder = ".";
+  std::string side = "tiered", policy = "hot", folder = ".", row_dtype = "fp32";
   int64_t rows = 100'000'000, tables = 8, dim = 16, batch = 4096, memory = 0;
   int64_t steps = 3000, skip = 1500;  ///< steps that are measured are [skip, steps)
   int64_t warmup = 300, refresh = 500;
@@ -71,7 +71,11 @@ double zipf_share(double s, int64_t top, int64_t n) {
 }
 
 PackSpec spec_of(const Arguments& a) {
-  PackSpec spec{.tables = {}, .feature_table = {}, .optimizer = {.kind = OptimizerKind::kRowWiseAdagrad}, .seed = 1};
+  PackSpec spec{.tables = {},
+                .feature_table = {},
+                .optimizer = {.kind = OptimizerKind::kRowWiseAdagrad},
+                .seed = 1,
+                .row_dtype = parse_row_dtype(a.row_dtype)};
   for (int64_t t = 0; t < a.tables; ++t) {
     spec.tables.push_back({.name = fmt::format("table_{}", t), .rows = a.rows / a.tables, .dim = a.dim});
     spec.feature_table.push_back(t);
@@ -162,7 +166,7 @@ class Tables {
           const auto [weight, state] = tiered_->rows(t, begin, count);
           body(t, begin, weight, state);
         } else {
-          body(t, begin, plain_->weight(t).narrow(0, begin, count), plain_->packed_state(t).narrow(0, begin, count));
+          body(t, begin, plain_->stored(t).narrow(0, begin, count), plain_->packed_state(t).narrow(0, begin, count));
         }
       }
     }
@@ -198,6 +202,8 @@ void run(const Arguments& a) {
   const auto steps = static_cast<double>(seconds.size());
   const double median = seconds[seconds.size() / 2];
   nlohmann::json line = {{"side", a.side},
+                         {"row_dtype", a.row_dtype},
+                         {"row_bytes", row_bytes(parse_row_dtype(a.row_dtype), a.dim)},
                          {"make_s", made - start},
                          {"step_ms", 1e3 * median},
                          {"mean_step_ms", 1e3 * std::accumulate(seconds.begin(), seconds.end(), 0.0) / steps},
@@ -235,6 +241,7 @@ int main(int argc, char** argv) {
   app.add_option("--rows", a.rows);
   app.add_option("--tables", a.tables);
   app.add_option("--dim", a.dim);
+  app.add_option("--row-dtype", a.row_dtype, "fp32, bf16 or mxfp8");
   app.add_option("--batch", a.batch);
   app.add_option("--steps", a.steps);
   app.add_option("--skip", a.skip);

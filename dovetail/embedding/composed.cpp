@@ -57,6 +57,17 @@ void step(const OptimizerSpec& o, int64_t t, at::Tensor& w, at::Tensor g, at::Te
   }
 }
 
+void store_rows(const PackedTables& tables, int64_t table, const at::Tensor& rows, const at::Tensor& w) {
+  const RowDtype dtype = tables.spec().row_dtype;
+  const int64_t dim = w.size(1), bytes = row_bytes(dtype, dim);
+  const RowRounding rounding = tables.rounding(table);
+  const auto* numbers = rows.const_data_ptr<int64_t>();
+  const auto* values = w.const_data_ptr<float>();
+  for (int64_t i = 0; i < rows.numel(); ++i)
+    encode_row(dtype, values + i * dim, dim, rounding.words(static_cast<uint64_t>(numbers[i])),
+               tables.row_data(table) + numbers[i] * bytes);
+}
+
 void update_table(const PackedTables& tables, int64_t table, const std::vector<PooledGradient>& micro_batches) {
   std::vector<at::Tensor> ids, gradients;
   const int64_t dim = tables.spec().tables[static_cast<size_t>(table)].dim;
@@ -71,10 +82,11 @@ void update_table(const PackedTables& tables, int64_t table, const std::vector<P
   if (ids.empty()) return;
   const auto [rows, inverse, counts] = at::_unique2(at::cat(ids), true, true);
   const at::Tensor g = at::zeros({rows.size(0), dim}, at::kFloat).index_add_(0, inverse, at::cat(gradients));
-  at::Tensor all_rows = tables.weight(table), all_state = tables.packed_state(table);
+  at::Tensor all_state = tables.packed_state(table);
+  const at::Tensor all_rows = tables.weight(table);
   at::Tensor w = all_rows.index_select(0, rows), state = all_state.index_select(0, rows);
   step(tables.spec().optimizer, tables.steps() + 1, w, g, state);
-  all_rows.index_copy_(0, rows, w);
+  store_rows(tables, table, rows, w);
   all_state.index_copy_(0, rows, state);
 }
 

@@ -237,7 +237,8 @@ void DistributedTables::set_steps(int64_t steps) {
   for (const auto& pack : packs_) pack->tables().set_steps(steps);
 }
 
-at::Tensor DistributedTables::read_rows(int64_t table, const at::Tensor& own, int64_t width) const {
+at::Tensor DistributedTables::read_rows(int64_t table, const at::Tensor& own, int64_t width,
+                                        at::ScalarType dtype) const {
   const Sharding sharding = plan_.tables[static_cast<size_t>(table)].sharding;
   const TableSpec& whole = spec_.tables[static_cast<size_t>(table)];
   if (plan_.ranks == 1 || sharding == Sharding::kReplicated) return group_->rank() == 0 ? own : at::Tensor();
@@ -252,8 +253,7 @@ at::Tensor DistributedTables::read_rows(int64_t table, const at::Tensor& own, in
   }
   const auto rank = static_cast<size_t>(group_->rank());
   splits.send[0] = rows[rank] * widths[rank];
-  const at::Tensor sent =
-      rows[rank] > 0 ? own.narrow(0, 0, rows[rank]).contiguous().view(-1) : at::empty({0}, at::kFloat);
+  const at::Tensor sent = rows[rank] > 0 ? own.narrow(0, 0, rows[rank]).contiguous().view(-1) : at::empty({0}, dtype);
   const at::Tensor all = Exchange(group_, splits).start(sent).wait();
   if (rank != 0) return {};
   std::vector<at::Tensor> parts = all.split_with_sizes(splits.receive);
@@ -269,9 +269,10 @@ TableContents DistributedTables::read(int64_t table) const {
   const ShardedPack& pack = pack_of(table);
   const int64_t local = pack.local_table(table), dim = spec_.tables[static_cast<size_t>(table)].dim;
   const TableContents own = local < 0 ? TableContents() : pack.read(local);
-  TableContents contents{.weight = read_rows(table, own.weight, dim)};
+  TableContents contents{
+      .weight = read_rows(table, own.weight, stored_width(spec_.row_dtype, dim), stored_type(spec_.row_dtype))};
   const int64_t state = state_per_row(spec_.optimizer.kind, dim);
-  if (state > 0) contents.state = read_rows(table, own.state, state);
+  if (state > 0) contents.state = read_rows(table, own.state, state, at::kFloat);
   return contents;
 }
 
@@ -288,14 +289,16 @@ void DistributedTables::write(int64_t table, const TableContents& contents) {
   const TableSpec& spec = spec_.tables[static_cast<size_t>(table)];
   ShardedPack& pack = pack_of(table);
   const int64_t local = pack.local_table(table);
-  const auto own_part = [&](const at::Tensor& whole, int64_t width) {
-    if (width == 0) return local < 0 ? at::Tensor() : at::empty({pack.rows(local), 0}, at::kFloat);
-    at::Tensor rows = group_->rank() == 0 ? whole.contiguous() : at::empty({spec.rows, width}, at::kFloat);
-    group_->broadcast(rows, 0);
+  const auto own_part = [&](const at::Tensor& whole, int64_t width, at::ScalarType dtype) {
+    if (width == 0) return local < 0 ? at::Tensor() : at::empty({pack.rows(local), 0}, dtype);
+    at::Tensor rows = group_->rank() == 0 ? whole.contiguous() : at::empty({spec.rows, width}, dtype);
+    at::Tensor bytes = rows.view(at::kByte);
+    group_->broadcast(bytes, 0);
     return local < 0 ? at::Tensor() : own_rows(table, rows);
   };
-  const at::Tensor weight = own_part(contents.weight, spec.dim);
-  const at::Tensor state = own_part(contents.state, state_per_row(spec_.optimizer.kind, spec.dim));
+  const at::Tensor weight =
+      own_part(contents.weight, stored_width(spec_.row_dtype, spec.dim), stored_type(spec_.row_dtype));
+  const at::Tensor state = own_part(contents.state, state_per_row(spec_.optimizer.kind, spec.dim), at::kFloat);
   if (local >= 0) pack.write(local, {.weight = weight, .state = state});
 }
 

@@ -109,7 +109,7 @@ class DistributedTables {
   const ShardedPack& pack_of(int64_t table) const { return *packs_[pack_of_[static_cast<size_t>(table)]]; }
   /// On rank 0 a table's rows of `width` numbers, from what every rank holds of them; `own` is this rank's, undefined
   /// if it has none.
-  at::Tensor read_rows(int64_t table, const at::Tensor& own, int64_t width) const;
+  at::Tensor read_rows(int64_t table, const at::Tensor& own, int64_t width, at::ScalarType dtype) const;
   /// What this rank holds of them.
   at::Tensor own_rows(int64_t table, const at::Tensor& whole) const;
 

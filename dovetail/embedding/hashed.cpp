@@ -98,6 +98,8 @@ int64_t HashedTables::Keys::bytes() const {
 HashedTables::HashedTables(const PackSpec& spec, const HashedOptions& options)
     : spec_(spec), options_(options), packed_(with_null_rows(spec), PackedTables::Initial::kUnset) {
   check_options(options);
+  user_check(spec.row_dtype == RowDtype::kFloat32,
+             "embedding: tables without a fixed vocabulary have rows in fp32, not in {}", name(spec.row_dtype));
   for (size_t t = 0; t < spec.tables.size(); ++t) {
     const TableSpec& from = spec.tables[t];
     tables_.push_back(std::make_unique<Table>(InitialRows(spec.seed, from.name, initial_bound(from.rows), from.dim),

@@ -29,11 +29,12 @@ constexpr int64_t kVectorBytes = 64, kVector = kVectorBytes / static_cast<int64_
 constexpr int64_t kPoolSamples = 4096;
 
 bool kernels_on(const PackedTables& tables) {
-  return tables.spec().tables.empty() || use_kernel(Kernel::kEmbedding, tables.weight(0));
+  return tables.spec().tables.empty() || use_kernel(Kernel::kEmbedding, tables.packed_state(0));
 }
 
 PoolProblem pool_problem(const PackedTables& tables, const Jagged& batch, const at::Tensor& y) {
-  PoolProblem problem{.values = batch.values.const_data_ptr<int64_t>(),
+  PoolProblem problem{.dtype = tables.spec().row_dtype,
+                      .values = batch.values.const_data_ptr<int64_t>(),
                       .offsets = batch.offsets.const_data_ptr<int64_t>(),
                       .weights = data_or_null(batch.weights),
                       .samples = batch.samples,
@@ -43,7 +44,8 @@ PoolProblem pool_problem(const PackedTables& tables, const Jagged& batch, const 
                                 reinterpret_cast<uintptr_t>(y.const_data_ptr()) % kVectorBytes == 0};
   for (const FeatureLayout& feature : tables.features()) {
     const TableSpec& table = tables.spec().tables[static_cast<size_t>(feature.table)];
-    problem.features.push_back({.rows = tables.weight(feature.table).const_data_ptr<float>(),
+    problem.features.push_back({.rows = tables.row_data(feature.table),
+                                .row_bytes = row_bytes(tables.spec().row_dtype, table.dim),
                                 .dim = table.dim,
                                 .column = feature.column,
                                 .mean = table.pooling == Pooling::kMean});
@@ -140,7 +142,8 @@ class Update {
     for (const int64_t f : columns.features)
       columns.columns.push_back(tables_.features()[static_cast<size_t>(f)].column);
     columns_.push_back(std::move(columns));
-    rows_.push_back(tables_.weight(t).mutable_data_ptr<float>());
+    rows_.push_back(tables_.row_data(t));
+    rounding_.push_back(tables_.rounding(t));
     state_.push_back(tables_.packed_state(t).mutable_data_ptr<float>());
     row_bits_.push_back(std::bit_width(static_cast<uint64_t>(spec.rows - 1)));
     int64_t count = 0;
@@ -233,7 +236,10 @@ class Update {
                  .count = piece.count,
                  .occurrences = occurrences,
                  .dim = tables_.spec().tables[t].dim,
+                 .dtype = tables_.spec().row_dtype,
                  .rows = rows_[t],
+                 .row_bytes = row_bytes(tables_.spec().row_dtype, tables_.spec().tables[t].dim),
+                 .rounding = rounding_[t],
                  .state = state_[t],
                  .state_width = state_per_row(tables_.spec().optimizer.kind, tables_.spec().tables[t].dim)},
                 scalars_);
@@ -244,7 +250,9 @@ class Update {
   std::vector<at::Tensor> gradients_;
   std::vector<MicroBatch> batches_;
   std::vector<TableColumns> columns_;  // and all below: one for each table
-  std::vector<float*> rows_, state_;
+  std::vector<char*> rows_;
+  std::vector<RowRounding> rounding_;
+  std::vector<float*> state_;
   std::vector<int> row_bits_;
   std::vector<Distribution> distributions_;
   std::vector<Listing> listings_;

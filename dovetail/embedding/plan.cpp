@@ -24,11 +24,13 @@ const TableSpec& table_of(const PackSpec& spec, int64_t t) { return spec.tables[
 
 int64_t bytes_of(const PackSpec& spec, int64_t t) {
   const TableSpec& table = table_of(spec, t);
-  return static_cast<int64_t>(sizeof(float)) * table.rows * (table.dim + state_per_row(spec.optimizer.kind, table.dim));
+  const int64_t state_bytes = state_per_row(spec.optimizer.kind, table.dim) * static_cast<int64_t>(sizeof(float));
+  return table.rows * (row_bytes(spec.row_dtype, table.dim) + state_bytes);
 }
 
 bool columns_can_be_cut(const PackSpec& spec, int64_t t, int64_t ranks) {
-  return spec.optimizer.kind != OptimizerKind::kRowWiseAdagrad && table_of(spec, t).dim >= kColumnUnit * ranks;
+  return spec.optimizer.kind != OptimizerKind::kRowWiseAdagrad && spec.row_dtype != RowDtype::kMXFP8 &&
+         table_of(spec, t).dim >= kColumnUnit * ranks;
 }
 
 /// Of `count` units in equal parts, where part `index` begins.
@@ -53,6 +55,9 @@ void check_column_wise(const PackSpec& spec, int64_t ranks) {
       spec.optimizer.kind != OptimizerKind::kRowWiseAdagrad,
       "embedding: row-wise Adagrad has one state for a whole row, which column-wise tables would cut; use another "
       "sharding, or adagrad");
+  user_check(spec.row_dtype != RowDtype::kMXFP8,
+             "embedding: mxfp8 has one scale for 32 elements of a row, which column-wise tables would cut; use another "
+             "sharding, or bf16");
   for (const TableSpec& table : spec.tables)
     user_check(
         table.dim >= kColumnUnit * ranks,
@@ -211,7 +216,8 @@ TableSpec local_table(const PackSpec& spec, const EmbeddingPlan& plan, int64_t t
 
 PackSpec local_spec(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank,
                     std::vector<int64_t>& features) {
-  PackSpec local{.tables = {}, .feature_table = {}, .optimizer = spec.optimizer, .seed = spec.seed};
+  PackSpec local{
+      .tables = {}, .feature_table = {}, .optimizer = spec.optimizer, .seed = spec.seed, .row_dtype = spec.row_dtype};
   features.clear();
   std::map<int64_t, int64_t> local_number;
   for (const int64_t t : pack.tables) {
@@ -276,7 +282,8 @@ nlohmann::ordered_json to_json(const PackSpec& spec, const EmbeddingPlan& plan) 
                      {"bytes", bytes},
                      {"tables", std::move(tables)}});
   }
-  return {{"ranks", plan.ranks}, {"groups", plan.groups}, {"packs", std::move(packs)}};
+  return {
+      {"ranks", plan.ranks}, {"groups", plan.groups}, {"row_dtype", name(spec.row_dtype)}, {"packs", std::move(packs)}};
 }
 
 }  // namespace dovetail::embedding

@@ -64,8 +64,8 @@ struct PlanOptions {
 /// packs
 ///    than groups the largest that can be is halved.
 /// 4. Grouping. The largest volume first to the group with the least.
-/// Throws UserError for column-wise tables of fewer than 4 columns a rank, or under row-wise Adagrad, whose state is of
-/// the whole row.
+/// Throws UserError for column-wise tables of fewer than 4 columns a rank, under row-wise Adagrad, whose state is of
+/// the whole row, or in MXFP8, whose scales are of 32 elements.
 EmbeddingPlan make_plan(const PackSpec& spec, const PlanOptions& options);
 
 /// The features that look into a pack's tables, ascending.

@@ -3,16 +3,19 @@
 #include <cstdint>
 #include <vector>
 
+#include "dovetail/embedding/row_format.h"
+
 namespace dovetail::embedding {
 
 /// A feature's table and its place in the pooled output.
 struct PoolFeature {
-  const float* rows;
-  int64_t dim, column;
+  const char* rows;  ///< stored, row_bytes each
+  int64_t row_bytes, dim, column;
   bool mean;
 };
 
 struct PoolProblem {
+  RowDtype dtype;
   std::vector<PoolFeature> features;
   const int64_t *values, *offsets;
   const float* weights;  ///< or null

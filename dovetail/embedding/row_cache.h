@@ -71,6 +71,9 @@ class RowCache {
   /// The row in a slot, or -1.
   int64_t row_in(int64_t slot) const;
 
+  /// Of each slot; a slot without a row has UINT32_MAX. It stays where it is.
+  const uint32_t* rows_in() const { return row_of_.data(); }
+
   int64_t hits() const { return hits_; }      ///< accesses of rows that were there when their step began
   int64_t misses() const { return misses_; }  ///< all other accesses
   /// Of the counts at the last choice of kHot: all, and those of the rows chosen, whose ratio is the best hit rate that

@@ -91,7 +91,7 @@ int64_t ShardedPack::rows(int64_t local) const {
 }
 
 TableContents ShardedPack::read(int64_t local) const {
-  if (!tiers_) return {.weight = packed_->weight(local), .state = packed_->packed_state(local)};
+  if (!tiers_) return {.weight = packed_->stored(local), .state = packed_->packed_state(local)};
   auto [weight, state] = tiers_->rows(local, 0, rows(local));
   return {.weight = std::move(weight), .state = std::move(state)};
 }
@@ -99,7 +99,7 @@ TableContents ShardedPack::read(int64_t local) const {
 void ShardedPack::write(int64_t local, const TableContents& contents) {
   if (contents.weight.size(0) == 0) return;  // fewer rows than ranks
   if (tiers_) return tiers_->set_rows(local, 0, contents.weight, contents.state);
-  packed_->weight(local).copy_(contents.weight);
+  packed_->stored(local).copy_(contents.weight);
   packed_->packed_state(local).copy_(contents.state);
 }
 

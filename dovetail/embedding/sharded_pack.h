@@ -19,7 +19,8 @@ struct Message {
   std::vector<int64_t> counts;
 };
 
-/// All of a table, or a rank's part of it: rows (rows, dim) and state (rows, state_per_row) float32.
+/// All of a table, or a rank's part of it: rows as they are stored, (rows, stored_width) of stored_type, and state
+/// (rows, state_per_row) float32.
 struct TableContents {
   at::Tensor weight, state;
 };

@@ -41,7 +41,8 @@ void copy_bytes(void* to, const void* from, size_t bytes) {
 SlowRows::SlowRows(const Options& options, const InitialRows& initial)
     : options_(options),
       initial_(initial),
-      record_bytes_((options.dim + options.state_width) * static_cast<int64_t>(sizeof(float))),
+      row_bytes_(row_bytes(options.dtype, options.dim)),
+      record_bytes_(row_bytes_ + options.state_width * static_cast<int64_t>(sizeof(float))),
       written_(static_cast<size_t>((options.rows + 63) / 64)) {
   const int64_t bytes = options.rows * record_bytes_;
   if (options.folder.empty()) {
@@ -66,37 +67,37 @@ void SlowRows::advise(int64_t row) const {
   if (fd_ >= 0) posix_fadvise(fd_, row * record_bytes_, record_bytes_, POSIX_FADV_WILLNEED);
 }
 
-void SlowRows::read(int64_t row, float* weight, float* state) {
+void SlowRows::read(int64_t row, void* stored, float* state) {
   if (!written(row)) {
-    initial_.fill(static_cast<uint64_t>(row), weight);
+    initial_.store(options_.dtype, static_cast<uint64_t>(row), stored);
     std::fill_n(state, options_.state_width, 0.0f);
     ++initialized_;
     return;
   }
   ++rows_read_;
-  const auto weight_bytes = static_cast<size_t>(options_.dim) * sizeof(float);
+  const auto row_bytes = static_cast<size_t>(row_bytes_);
   const auto state_bytes = static_cast<size_t>(options_.state_width) * sizeof(float);
   if (memory_ != nullptr) {
     const char* record = memory_ + row * record_bytes_;
-    std::memcpy(weight, record, weight_bytes);
-    copy_bytes(state, record + weight_bytes, state_bytes);
+    std::memcpy(stored, record, row_bytes);
+    copy_bytes(state, record + row_bytes, state_bytes);
     return;
   }
-  const std::array<iovec, 2> parts = {iovec{weight, weight_bytes}, iovec{state, state_bytes}};
+  const std::array<iovec, 2> parts = {iovec{stored, row_bytes}, iovec{state, state_bytes}};
   const ssize_t done = preadv(fd_, parts.data(), 2, row * record_bytes_);
   if (done != record_bytes_) fail("read", row, done < 0 ? errno : EIO);
 }
 
-void SlowRows::write(int64_t row, const float* weight, const float* state) {
+void SlowRows::write(int64_t row, const void* stored, const float* state) {
   ++rows_written_;
-  const auto weight_bytes = static_cast<size_t>(options_.dim) * sizeof(float);
+  const auto row_bytes = static_cast<size_t>(row_bytes_);
   const auto state_bytes = static_cast<size_t>(options_.state_width) * sizeof(float);
   if (memory_ != nullptr) {
     char* record = memory_ + row * record_bytes_;
-    std::memcpy(record, weight, weight_bytes);
-    copy_bytes(record + weight_bytes, state, state_bytes);
+    std::memcpy(record, stored, row_bytes);
+    copy_bytes(record + row_bytes, state, state_bytes);
   } else {
-    const std::array<iovec, 2> parts = {iovec{const_cast<float*>(weight), weight_bytes},
+    const std::array<iovec, 2> parts = {iovec{const_cast<void*>(stored), row_bytes},
                                         iovec{const_cast<float*>(state), state_bytes}};
     const ssize_t done = pwritev(fd_, parts.data(), 2, row * record_bytes_);
     if (done != record_bytes_) fail("written", row, done < 0 ? errno : ENOSPC);
@@ -108,33 +109,32 @@ void SlowRows::mark_written(int64_t row) {
   std::atomic_ref(written_[static_cast<size_t>(row / 64)]).fetch_or(uint64_t{1} << (row % 64));
 }
 
-void SlowRows::read_range(int64_t begin, int64_t count, float* weight, float* state) const {
+void SlowRows::read_range(int64_t begin, int64_t count, char* stored, float* state) const {
   const int64_t rows = std::max<int64_t>(1, kChunkBytes / record_bytes_);
   const auto chunk = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(rows * record_bytes_));
-  const auto weight_bytes = static_cast<size_t>(options_.dim) * sizeof(float);
+  const auto row_bytes = static_cast<size_t>(row_bytes_);
   for (int64_t first = begin; first < begin + count; first += rows) {
     const int64_t here = std::min(rows, begin + count - first);
     read_bytes(first, chunk.get(), here * record_bytes_);
     for (int64_t i = 0; i < here; ++i) {
-      float* row = weight + (first - begin + i) * options_.dim;
-      std::memcpy(row, chunk.get() + i * record_bytes_, weight_bytes);
-      copy_bytes(state + (first - begin + i) * options_.state_width, chunk.get() + i * record_bytes_ + weight_bytes,
-                 static_cast<size_t>(record_bytes_) - weight_bytes);
-      if (!written(first + i)) initial_.fill(static_cast<uint64_t>(first + i), row);
+      char* row = stored + (first - begin + i) * row_bytes_;
+      std::memcpy(row, chunk.get() + i * record_bytes_, row_bytes);
+      copy_bytes(state + (first - begin + i) * options_.state_width, chunk.get() + i * record_bytes_ + row_bytes,
+                 static_cast<size_t>(record_bytes_) - row_bytes);
+      if (!written(first + i)) initial_.store(options_.dtype, static_cast<uint64_t>(first + i), row);
     }
   }
 }
 
-void SlowRows::write_range(int64_t begin, int64_t count, const float* weight, const float* state) {
+void SlowRows::write_range(int64_t begin, int64_t count, const char* stored, const float* state) {
   const int64_t rows = std::max<int64_t>(1, kChunkBytes / record_bytes_);
   const auto chunk = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(rows * record_bytes_));
-  const auto weight_bytes = static_cast<size_t>(options_.dim) * sizeof(float);
+  const auto row_bytes = static_cast<size_t>(row_bytes_);
   for (int64_t first = begin; first < begin + count; first += rows) {
     const int64_t here = std::min(rows, begin + count - first);
-    for (int64_t i = 0; i < here; ++i, weight += options_.dim, state += options_.state_width) {
-      std::memcpy(chunk.get() + i * record_bytes_, weight, weight_bytes);
-      copy_bytes(chunk.get() + i * record_bytes_ + weight_bytes, state,
-                 static_cast<size_t>(record_bytes_) - weight_bytes);
+    for (int64_t i = 0; i < here; ++i, stored += row_bytes_, state += options_.state_width) {
+      std::memcpy(chunk.get() + i * record_bytes_, stored, row_bytes);
+      copy_bytes(chunk.get() + i * record_bytes_ + row_bytes, state, static_cast<size_t>(record_bytes_) - row_bytes);
     }
     write_bytes(first, chunk.get(), here * record_bytes_);
     for (int64_t i = 0; i < here; ++i) mark_written(first + i);

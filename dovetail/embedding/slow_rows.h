@@ -10,9 +10,9 @@
 
 namespace dovetail::embedding {
 
-/// The slow tier of a table: records of a row and its optimizer's state, in a file or in RAM. A record that was never
-/// written is the row's initial value with a state of zero, and takes no room. The file has no name, so that nothing is
-/// left of it when the process ends, however it ends.
+/// The slow tier of a table: records of a stored row and its optimizer's state, in a file or in RAM. A record that was
+/// never written is the row's initial value with a state of zero, and takes no room. The file has no name, so that
+/// nothing is left of it when the process ends, however it ends.
 ///
 /// Calls for different rows may come from different threads.
 class SlowRows {
@@ -20,6 +20,7 @@ class SlowRows {
   struct Options {
     std::string table;  ///< its name, for messages
     int64_t rows = 0, dim = 0, state_width = 0;
+    RowDtype dtype = RowDtype::kFloat32;
     std::filesystem::path folder;  ///< empty: RAM
   };
 
@@ -36,12 +37,12 @@ class SlowRows {
   /// part of a page.
   void advise(int64_t row) const;
   /// Throws UserError, as write does, when the system cannot.
-  void read(int64_t row, float* weight, float* state);
-  void write(int64_t row, const float* weight, const float* state);
-  /// (count, dim) and (count, state_width) of rows [begin, begin + count), in as few reads as there can be.
-  void read_range(int64_t begin, int64_t count, float* weight, float* state) const;
+  void read(int64_t row, void* stored, float* state);
+  void write(int64_t row, const void* stored, const float* state);
+  /// (count, row_bytes) and (count, state_width) of rows [begin, begin + count), in as few reads as there can be.
+  void read_range(int64_t begin, int64_t count, char* stored, float* state) const;
   /// Writes the same, in as few writes as there can be.
-  void write_range(int64_t begin, int64_t count, const float* weight, const float* state);
+  void write_range(int64_t begin, int64_t count, const char* stored, const float* state);
 
   int64_t rows_read() const { return rows_read_; }           ///< records
   int64_t rows_initialized() const { return initialized_; }  ///< reads of what was never written
@@ -57,7 +58,7 @@ class SlowRows {
 
   Options options_;
   InitialRows initial_;
-  int64_t record_bytes_;
+  int64_t row_bytes_, record_bytes_;
   int fd_ = -1;
   char* memory_ = nullptr;
   std::vector<uint64_t> written_;

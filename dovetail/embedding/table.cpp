@@ -16,7 +16,7 @@ namespace dovetail::embedding {
 
 namespace {
 
-constexpr int64_t kLine = 16;  // floats of a cache line
+constexpr int64_t kFloatBytes = sizeof(float), kLine = 16;  // floats of a cache line
 
 void check_spec(const PackSpec& spec) {
   std::set<std::string> names;
@@ -70,7 +70,11 @@ Pooling parse_pooling(std::string_view name) {
 }
 
 InitialRows::InitialRows(uint64_t seed, std::string_view table, float bound, int64_t dim, const TableSlice& slice)
-    : key_(mix_seed(seed, name_key(table))), bound_(bound), dim_(dim), slice_(slice) {}
+    : key_(mix_seed(seed, name_key(table))),
+      rounding_key_(row_rounding(seed, table, slice, 0).key),
+      bound_(bound),
+      dim_(dim),
+      slice_(slice) {}
 
 void InitialRows::fill(uint64_t row, float* values) const {
   const uint64_t whole_row = static_cast<uint64_t>(slice_.first_row) + row * static_cast<uint64_t>(slice_.row_step);
@@ -86,6 +90,28 @@ void InitialRows::fill(uint64_t row, float* values) const {
   }
 }
 
+void InitialRows::store(RowDtype dtype, uint64_t row, void* to) const {
+  if (dtype == RowDtype::kFloat32) return fill(row, static_cast<float*>(to));
+  thread_local std::vector<float> values;
+  values.resize(static_cast<size_t>(dim_));
+  fill(row, values.data());
+  const RowRounding rounding{.key = rounding_key_,
+                             .first_row = slice_.first_row,
+                             .row_step = slice_.row_step,
+                             .first_column = slice_.first_column,
+                             .row_of = nullptr};
+  encode_row(dtype, values.data(), dim_, rounding.words(row), to);
+}
+
+RowRounding row_rounding(uint64_t seed, std::string_view table, const TableSlice& slice, int64_t step) {
+  const uint64_t stream = mix_seed(static_cast<uint64_t>(RandomStream::kQuantize), static_cast<uint64_t>(step));
+  return {.key = mix_seed(mix_seed(seed, name_key(table)), stream),
+          .first_row = slice.first_row,
+          .row_step = slice.row_step,
+          .first_column = slice.first_column,
+          .row_of = nullptr};
+}
+
 float initial_bound(int64_t rows) { return 1 / std::sqrt(static_cast<float>(rows)); }
 
 InitialRows initial_rows(uint64_t seed, const TableSpec& table) {
@@ -94,7 +120,7 @@ InitialRows initial_rows(uint64_t seed, const TableSpec& table) {
 }
 
 PackedTables::PackedTables(PackSpec spec, Initial initial)
-    : spec_(std::move(spec)), table_features_(spec_.tables.size()) {
+    : spec_(std::move(spec)), table_features_(spec_.tables.size()), rows_held_(spec_.tables.size()) {
   check_spec(spec_);
   for (size_t f = 0; f < spec_.feature_table.size(); ++f) {
     const int64_t t = spec_.feature_table[f];
@@ -108,12 +134,13 @@ PackedTables::PackedTables(PackSpec spec, Initial initial)
   if (!spec_.feature_columns.empty()) columns_ = spec_.columns;
   std::vector<int64_t> weight_sizes, state_sizes;
   for (const TableSpec& table : spec_.tables) {
-    weight_sizes.push_back(table.rows * table.dim);
+    weight_sizes.push_back((table.rows * row_bytes(spec_.row_dtype, table.dim) + kFloatBytes - 1) / kFloatBytes);
     state_sizes.push_back(table.rows * state_per_row(spec_.optimizer.kind, table.dim));
   }
   weight_begin_ = places(weight_sizes);
   state_begin_ = places(state_sizes);
   weights_ = allocate(weight_begin_.back());
+  for (int64_t& begin : weight_begin_) begin *= kFloatBytes;
   state_ = allocate(state_begin_.back());
   if (initial == Initial::kUnset) return;
   state_.zero_();
@@ -123,16 +150,43 @@ PackedTables::PackedTables(PackSpec spec, Initial initial)
 void PackedTables::initialize(int64_t table) const {
   const TableSpec& spec = spec_.tables[static_cast<size_t>(table)];
   const InitialRows initial = initial_rows(spec_.seed, spec);
-  float* weight = weights_.mutable_data_ptr<float>() + weight_begin_[static_cast<size_t>(table)];
+  const int64_t bytes = row_bytes(spec_.row_dtype, spec.dim);
+  char* first = row_data(table);
   parallel_pieces(spec.rows, std::max<int64_t>(1, 16384 / spec.dim), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) initial.fill(static_cast<uint64_t>(row), weight + row * spec.dim);
+    for (int64_t row = begin; row < end; ++row)
+      initial.store(spec_.row_dtype, static_cast<uint64_t>(row), first + row * bytes);
   });
 }
 
 at::Tensor PackedTables::weight(int64_t table) const {
   const TableSpec& spec = spec_.tables.at(static_cast<size_t>(table));
-  return weights_.narrow(0, weight_begin_[static_cast<size_t>(table)], spec.rows * spec.dim)
-      .view({spec.rows, spec.dim});
+  if (spec_.row_dtype == RowDtype::kFloat32) return stored(table);
+  const at::Tensor values = at::empty({spec.rows, spec.dim}, at::kFloat);
+  const int64_t bytes = row_bytes(spec_.row_dtype, spec.dim);
+  auto* to = values.mutable_data_ptr<float>();
+  for (int64_t row = 0; row < spec.rows; ++row)
+    decode_row(spec_.row_dtype, row_data(table) + row * bytes, spec.dim, to + row * spec.dim);
+  return values;
+}
+
+at::Tensor PackedTables::stored(int64_t table) const {
+  const TableSpec& spec = spec_.tables.at(static_cast<size_t>(table));
+  const int64_t bytes = row_bytes(spec_.row_dtype, spec.dim);
+  return weights_.view(at::kByte)
+      .narrow(0, weight_begin_[static_cast<size_t>(table)], spec.rows * bytes)
+      .view(stored_type(spec_.row_dtype))
+      .view({spec.rows, stored_width(spec_.row_dtype, spec.dim)});
+}
+
+char* PackedTables::row_data(int64_t table) const {
+  return static_cast<char*>(weights_.mutable_data_ptr()) + weight_begin_.at(static_cast<size_t>(table));
+}
+
+RowRounding PackedTables::rounding(int64_t table) const {
+  const TableSpec& spec = spec_.tables.at(static_cast<size_t>(table));
+  RowRounding rounding = row_rounding(spec_.seed, spec.name, spec.slice, steps_ + 1);
+  rounding.row_of = rows_held_[static_cast<size_t>(table)];
+  return rounding;
 }
 
 at::Tensor PackedTables::packed_state(int64_t table) const {

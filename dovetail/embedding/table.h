@@ -9,6 +9,7 @@
 
 #include "dovetail/embedding/jagged.h"
 #include "dovetail/embedding/optimizer.h"
+#include "dovetail/embedding/row_format.h"
 
 namespace dovetail::embedding {
 
@@ -41,6 +42,7 @@ struct PackSpec {
   /// side in an output of their own.
   std::vector<int64_t> feature_columns = {};
   int64_t columns = 0;
+  RowDtype row_dtype = RowDtype::kFloat32;
 };
 
 /// (elements) float32, uninitialised, on huge pages where the system gives them: rows are read in no order, each of
@@ -54,9 +56,11 @@ class InitialRows {
   InitialRows(uint64_t seed, std::string_view table, float bound, int64_t dim, const TableSlice& slice = {});
   /// Writes the dim elements of a row; of tables without a fixed vocabulary, the row is the key.
   void fill(uint64_t row, float* values) const;
+  /// Writes a row as it is stored, rounded as `row_rounding` has it for step 0.
+  void store(RowDtype dtype, uint64_t row, void* to) const;
 
  private:
-  uint64_t key_;
+  uint64_t key_, rounding_key_;
   float bound_;
   int64_t dim_;
   TableSlice slice_;
@@ -69,14 +73,18 @@ float initial_bound(int64_t rows);
 /// Those of a table, within initial_bound of the whole.
 InitialRows initial_rows(uint64_t seed, const TableSpec& table);
 
+/// How the rows of a table are rounded in a step: the words are a function of (seed, name of the table, step, row,
+/// column), row and column of the whole table where a slice is held.
+RowRounding row_rounding(uint64_t seed, std::string_view table, const TableSlice& slice, int64_t step);
+
 /// Where a feature's rows lie in a pack and where its pooled rows go.
 struct FeatureLayout {
   int64_t table;
   int64_t column;  ///< the first of its columns in the pooled output
 };
 
-/// The rows of all tables of a pack in one storage, their optimizer's state in another; float32, on the CPU. A table's
-/// rows follow one another, dim elements each; tables begin at a cache line.
+/// The rows of all tables of a pack in one storage, in the spec's row_dtype, their optimizer's state, float32, in
+/// another; on the CPU. A table's rows follow one another; tables begin at a cache line.
 ///
 /// Initial values are those of initial_rows; state begins at zero. kUnset leaves both undefined, for rows that are
 /// moved in from elsewhere.
@@ -97,8 +105,17 @@ class PackedTables {
   /// The columns of the pooled output: the sum of the features' dims, or what the spec says.
   int64_t columns() const { return columns_; }
 
-  /// (rows, dim): a view of the table's rows.
+  /// (rows, dim) float32: a view of the table's rows where they are stored so, else a copy of what they stand for.
   at::Tensor weight(int64_t table) const;
+  /// (rows, stored_width) of stored_type: a view of the table's rows.
+  at::Tensor stored(int64_t table) const;
+  /// Its first row, of row_bytes.
+  char* row_data(int64_t table) const;
+  /// How `update` rounds the rows of its next step.
+  RowRounding rounding(int64_t table) const;
+  /// For rows that are moved in from elsewhere: `row_of` has for each row the one of the table that it holds, by which
+  /// it is rounded. It must stay where it is.
+  void set_rows_held(int64_t table, const uint32_t* row_of) { rows_held_[static_cast<size_t>(table)] = row_of; }
   /// The table's state by the names of optimizer.h, views: (rows) for kRowWiseAdagrad, else (rows, dim).
   std::vector<std::pair<std::string, at::Tensor>> state(int64_t table) const;
   /// (rows, state_per_row): all of it, a row's m and then its v for kAdam.
@@ -116,7 +133,8 @@ class PackedTables {
   std::vector<FeatureLayout> features_;
   std::vector<int64_t> feature_rows_;
   std::vector<std::vector<int64_t>> table_features_;
-  std::vector<int64_t> weight_begin_, state_begin_;  // in elements, one for each table
+  std::vector<int64_t> weight_begin_, state_begin_;  // in bytes and in elements, one for each table
+  std::vector<const uint32_t*> rows_held_;
   at::Tensor weights_, state_;
   int64_t columns_ = 0, steps_ = 0;
 };

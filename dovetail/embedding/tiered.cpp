@@ -34,9 +34,9 @@ int64_t bytes_of(const PackSpec& spec, const TierOptions& options, int64_t fast_
   int64_t bytes = 0;
   for (const TableSpec& table : spec.tables) {
     const RowCacheOptions cache = cache_options(table, options, fast_rows);
-    const int64_t floats = table.dim + state_per_row(spec.optimizer.kind, table.dim);
+    const int64_t state_bytes = state_per_row(spec.optimizer.kind, table.dim) * static_cast<int64_t>(sizeof(float));
     bytes += RowCache::bytes_for(cache) + SlowRows::bytes_for(table.rows) +
-             (cache.fast_rows + cache.staging_rows) * floats * static_cast<int64_t>(sizeof(float));
+             (cache.fast_rows + cache.staging_rows) * (row_bytes(spec.row_dtype, table.dim) + state_bytes);
   }
   return bytes;
 }
@@ -93,15 +93,20 @@ TieredTables::TieredTables(const PackSpec& spec, const TierOptions& options, int
   for (size_t t = 0; t < spec.tables.size(); ++t) {
     const TableSpec& table = spec.tables[t];
     const int64_t state_width = state_per_row(spec.optimizer.kind, table.dim);
-    tables_.push_back(
-        std::make_unique<Table>(cache_options(table, options, fast_rows),
-                                SlowRows::Options{table.name, table.rows, table.dim, state_width, options.folder},
-                                initial_rows(spec.seed, table)));
+    tables_.push_back(std::make_unique<Table>(cache_options(table, options, fast_rows),
+                                              SlowRows::Options{.table = table.name,
+                                                                .rows = table.rows,
+                                                                .dim = table.dim,
+                                                                .state_width = state_width,
+                                                                .dtype = spec.row_dtype,
+                                                                .folder = options.folder},
+                                              initial_rows(spec.seed, table)));
     Table& own = *tables_.back();
-    own.weight = fast_.weight(static_cast<int64_t>(t)).mutable_data_ptr<float>();
+    own.rows = fast_.row_data(static_cast<int64_t>(t));
     own.state = fast_.packed_state(static_cast<int64_t>(t)).mutable_data_ptr<float>();
-    own.dim = table.dim;
+    own.row_bytes = row_bytes(spec.row_dtype, table.dim);
     own.state_width = state_width;
+    fast_.set_rows_held(static_cast<int64_t>(t), own.cache.rows_in());
   }
   for (const int64_t table : spec.feature_table) feature_rows_.push_back(spec.tables[static_cast<size_t>(table)].rows);
 }
@@ -152,7 +157,7 @@ Jagged TieredTables::begin(const Jagged& ids) {
   });
   each_move([](Table& table, const RowMove& move) {
     if (move.evicted >= 0) table.write(move.evicted, move.slot);
-    table.slow.read(move.row, table.weight_of(move.slot), table.state_of(move.slot));
+    table.slow.read(move.row, table.row_of(move.slot), table.state_of(move.slot));
   });
   return slots;
 }
@@ -198,34 +203,39 @@ TieredTables::Table& TieredTables::checked(int64_t table, int64_t begin, int64_t
 
 std::pair<at::Tensor, at::Tensor> TieredTables::rows(int64_t table, int64_t begin, int64_t count) const {
   const Table& from = checked(table, begin, count);
-  const at::Tensor weight = at::empty({count, from.dim}), state = at::empty({count, from.state_width});
-  float *w = weight.mutable_data_ptr<float>(), *s = state.mutable_data_ptr<float>();
-  from.slow.read_range(begin, count, w, s);
+  const int64_t width = stored_width(spec_.row_dtype, spec_.tables[static_cast<size_t>(table)].dim);
+  const at::Tensor stored = at::empty({count, width}, stored_type(spec_.row_dtype)),
+                   state = at::empty({count, from.state_width});
+  auto* rows = static_cast<char*>(stored.mutable_data_ptr());
+  auto* s = state.mutable_data_ptr<float>();
+  from.slow.read_range(begin, count, rows, s);
   for (int64_t i = 0; i < count; ++i) {
     const int64_t slot = from.cache.find(begin + i);
     if (slot < 0) continue;
-    std::copy_n(from.weight_of(slot), from.dim, w + i * from.dim);
+    std::copy_n(from.row_of(slot), from.row_bytes, rows + i * from.row_bytes);
     std::copy_n(from.state_of(slot), from.state_width, s + i * from.state_width);
   }
-  return {weight, state};
+  return {stored, state};
 }
 
-void TieredTables::set_rows(int64_t table, int64_t begin, const at::Tensor& weight, const at::Tensor& state) {
-  Table& to = checked(table, begin, weight.dim() == 2 ? weight.size(0) : 0);
-  const auto check = [&](const char* name, const at::Tensor& x, int64_t columns) {
-    user_check(x.dim() == 2 && x.size(0) == weight.size(0) && x.size(1) == columns && x.scalar_type() == at::kFloat &&
-                   x.is_cpu(),
-               "embedding: {} must be (rows, {}) Float on the CPU, but is {}", name, columns, describe(x));
+void TieredTables::set_rows(int64_t table, int64_t begin, const at::Tensor& stored, const at::Tensor& state) {
+  Table& to = checked(table, begin, stored.dim() == 2 ? stored.size(0) : 0);
+  const auto check = [&](const char* name, const at::Tensor& x, int64_t columns, at::ScalarType type) {
+    user_check(
+        x.dim() == 2 && x.size(0) == stored.size(0) && x.size(1) == columns && x.scalar_type() == type && x.is_cpu(),
+        "embedding: {} must be (rows, {}) {} on the CPU, but is {}", name, columns, c10::toString(type), describe(x));
   };
-  check("weight", weight, to.dim);
-  check("state", state, to.state_width);
-  const at::Tensor weights = weight.contiguous(), states = state.contiguous();
-  const float *w = weights.const_data_ptr<float>(), *s = states.const_data_ptr<float>();
-  to.slow.write_range(begin, weight.size(0), w, s);
-  for (int64_t i = 0; i < weight.size(0); ++i, w += to.dim, s += to.state_width) {
+  check("rows", stored, stored_width(spec_.row_dtype, spec_.tables[static_cast<size_t>(table)].dim),
+        stored_type(spec_.row_dtype));
+  check("state", state, to.state_width, at::kFloat);
+  const at::Tensor all_rows = stored.contiguous(), states = state.contiguous();
+  const auto* rows = static_cast<const char*>(all_rows.const_data_ptr());
+  const auto* s = states.const_data_ptr<float>();
+  to.slow.write_range(begin, stored.size(0), rows, s);
+  for (int64_t i = 0; i < stored.size(0); ++i, rows += to.row_bytes, s += to.state_width) {
     const int64_t slot = to.cache.find(begin + i);
     if (slot < 0) continue;
-    std::copy_n(w, to.dim, to.weight_of(slot));
+    std::copy_n(rows, to.row_bytes, to.row_of(slot));
     std::copy_n(s, to.state_width, to.state_of(slot));
     to.cache.set_unchanged(slot);
   }

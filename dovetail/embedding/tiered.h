@@ -80,11 +80,11 @@ class TieredTables {
   /// Ends the step. Its rows have changed if fast().steps() has.
   void end();
 
-  /// Rows [begin, begin + count) of a table and their state, (count, dim) and (count, state_per_row), wherever they
-  /// are. Between steps.
+  /// Rows [begin, begin + count) of a table as they are stored and their state, (count, stored_width) of stored_type
+  /// and (count, state_per_row) float32, wherever they are. Between steps.
   std::pair<at::Tensor, at::Tensor> rows(int64_t table, int64_t begin, int64_t count) const;
   /// Sets rows from `begin` on, as rows() gives them. Between steps.
-  void set_rows(int64_t table, int64_t begin, const at::Tensor& weight, const at::Tensor& state);
+  void set_rows(int64_t table, int64_t begin, const at::Tensor& stored, const at::Tensor& state);
   /// Writes all changed rows of the fast tier to the slow one, where they stay as well. Between steps.
   void flush();
 
@@ -98,13 +98,14 @@ class TieredTables {
     RowCacheOptions cache_options;
     RowCache cache;
     SlowRows slow;
-    float *weight = nullptr, *state = nullptr;  // of fast_
-    int64_t dim = 0, state_width = 0;
+    char* rows = nullptr;  // of fast_
+    float* state = nullptr;
+    int64_t row_bytes = 0, state_width = 0;
     std::vector<RowMove> moves;
 
-    float* weight_of(int64_t slot) const { return weight + slot * dim; }
+    char* row_of(int64_t slot) const { return rows + slot * row_bytes; }
     float* state_of(int64_t slot) const { return state + slot * state_width; }
-    void write(int64_t row, int64_t slot) { slow.write(row, weight_of(slot), state_of(slot)); }
+    void write(int64_t row, int64_t slot) { slow.write(row, row_of(slot), state_of(slot)); }
   };
 
   TieredTables(const PackSpec& spec, const TierOptions& options, int64_t fast_rows);

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "dovetail/embedding/columns_inl.h"
+#include "dovetail/embedding/row_format_inl.h"
 #include "dovetail/embedding/update_simd.h"
 #include "dovetail/ops/workspace.h"
 #include "hwy/cache_control.h"
@@ -33,7 +34,7 @@ HWY_INLINE void prefetch_occurrence(const UpdateProblem& p, int64_t i) {
   prefetch_row(p.occurrences[index_of(p.keys[i])].gradient, p.dim);
   const auto row = static_cast<int64_t>(row_of(p.keys[i]));
   if (i > 0 && row == static_cast<int64_t>(row_of(p.keys[i - 1]))) return;
-  prefetch_row(p.rows + row * p.dim, p.dim);
+  prefetch_bytes(p.rows + row * p.row_bytes, p.row_bytes);
   if (kKind != OptimizerKind::kSgd) prefetch_row(p.state + row * p.state_width, p.state_width);
 }
 
@@ -105,7 +106,7 @@ HWY_INLINE bool needs_squares(const UpdateScalars& c) {
 
 /// One row whose kVectors vectors stay in registers from its gradients' sum to its step: sum_gradients,
 /// decay_and_square and the step in one, with their bits.
-template <OptimizerKind kKind, int kVectors>
+template <OptimizerKind kKind, class Row, int kVectors>
 HWY_INLINE void update_row(const UpdateProblem& p, int64_t begin, int64_t end, const UpdateScalars& c) {
   const auto row = static_cast<int64_t>(row_of(p.keys[begin]));
   FloatVector g[kVectors], w[kVectors];
@@ -115,11 +116,14 @@ HWY_INLINE void update_row(const UpdateProblem& p, int64_t begin, int64_t end, c
     const Occurrence& occurrence = p.occurrences[index_of(p.keys[i])];
     add_scaled(Block<kVectors>{0}, occurrence.scale, occurrence.gradient, g);
   }
-  float* weight = p.rows + row * p.dim;
+  char* stored = p.rows + row * p.row_bytes;
+  const Row old(stored, p.dim);
+  HWY_ALIGN float widened[kVectors * kLanes];
+  float* to = std::is_same_v<Row, Float32Row> ? reinterpret_cast<float*>(stored) : widened;
   float* state = p.state + row * p.state_width;
   FloatVector squares = splat(0.0f);
   for (int v = 0; v < kVectors; ++v) {
-    w[v] = load(weight + v * kLanes, kLanes);
+    w[v] = old.get(v * kLanes, kLanes);
     if (needs_squares<kKind>(c)) {
       g[v] = hn::MulAdd(splat(c.weight_decay), w[v], g[v]);
       squares = hn::MulAdd(g[v], g[v], squares);
@@ -127,31 +131,38 @@ HWY_INLINE void update_row(const UpdateProblem& p, int64_t begin, int64_t end, c
   }
   const FloatVector rate = splat(rate_of_row<kKind>(squares, state, p.dim, c));
   for (int v = 0; v < kVectors; ++v)
-    store(stepped<kKind>(w[v], g[v], state + v * kLanes, p.dim, kLanes, c, rate), weight + v * kLanes, kLanes);
+    store(stepped<kKind>(w[v], g[v], state + v * kLanes, p.dim, kLanes, c, rate), to + v * kLanes, kLanes);
+  if constexpr (!std::is_same_v<Row, Float32Row>)
+    encode_elements(p.dtype, widened, p.dim, p.rounding.words(row), stored);
 }
 
-template <OptimizerKind kKind, int kVectors>
+template <OptimizerKind kKind, class Row, int kVectors>
 void update_in_registers(const UpdateProblem& p, const UpdateScalars& c) {
   for (int64_t begin = 0, end = 0; begin < p.count; begin = end) {
     const uint64_t row = row_of(p.keys[begin]);
     while (end < p.count && row_of(p.keys[end]) == row) ++end;
-    update_row<kKind, kVectors>(p, begin, end, c);
+    update_row<kKind, Row, kVectors>(p, begin, end, c);
   }
 }
 
-template <OptimizerKind kKind>
+template <OptimizerKind kKind, class Row>
 void update(const UpdateProblem& p, const UpdateScalars& c) {
-  float* sum = workspace(Workspace::kRows, static_cast<size_t>((p.dim + kLanes - 1) / kLanes * kLanes));
+  constexpr bool kInPlace = std::is_same_v<Row, Float32Row>;
+  const int64_t padded = whole_vectors(p.dim);
+  float* sum = workspace(Workspace::kRows, static_cast<size_t>(2 * padded));
+  float* const widened = sum + padded;
   for (int64_t i = 0; i < std::min(kAhead, p.count); ++i) prefetch_occurrence<kKind>(p, i);
-  if (p.dim == kLanes) return update_in_registers<kKind, 1>(p, c);
-  if (p.dim == 2 * kLanes) return update_in_registers<kKind, 2>(p, c);
-  if (p.dim == 4 * kLanes) return update_in_registers<kKind, 4>(p, c);
-  if (p.dim == 8 * kLanes) return update_in_registers<kKind, 8>(p, c);
+  if (p.dim == kLanes) return update_in_registers<kKind, Row, 1>(p, c);
+  if (p.dim == 2 * kLanes) return update_in_registers<kKind, Row, 2>(p, c);
+  if (p.dim == 4 * kLanes) return update_in_registers<kKind, Row, 4>(p, c);
+  if (p.dim == 8 * kLanes) return update_in_registers<kKind, Row, 8>(p, c);
   for (int64_t begin = 0, end = 0; begin < p.count; begin = end) {
     const uint64_t row = row_of(p.keys[begin]);
     while (end < p.count && row_of(p.keys[end]) == row) ++end;
     sum_gradients<kKind>(p, begin, end, sum);
-    float* w = p.rows + static_cast<int64_t>(row) * p.dim;
+    char* stored = p.rows + static_cast<int64_t>(row) * p.row_bytes;
+    float* w = kInPlace ? reinterpret_cast<float*>(stored) : widened;
+    if constexpr (!kInPlace) decode_elements<Row>(stored, p.dim, w);
     float* state = p.state + static_cast<int64_t>(row) * p.state_width;
     const FloatVector squares = needs_squares<kKind>(c) ? decay_and_square(sum, w, p.dim, c.weight_decay) : splat(0.0f);
     const FloatVector rate = splat(rate_of_row<kKind>(squares, state, p.dim, c));
@@ -159,22 +170,28 @@ void update(const UpdateProblem& p, const UpdateScalars& c) {
       const int64_t left = p.dim - i;
       store(stepped<kKind>(load(w + i, left), load(sum + i), state + i, p.dim, left, c, rate), w + i, left);
     }
+    if constexpr (!kInPlace) encode_elements(p.dtype, w, p.dim, p.rounding.words(row), stored);
+  }
+}
+
+template <class Row>
+void update_as(const UpdateProblem& p, const UpdateScalars& c) {
+  switch (c.kind) {
+    case OptimizerKind::kSgd:
+      return update<OptimizerKind::kSgd, Row>(p, c);
+    case OptimizerKind::kMomentum:
+      return update<OptimizerKind::kMomentum, Row>(p, c);
+    case OptimizerKind::kAdagrad:
+      return update<OptimizerKind::kAdagrad, Row>(p, c);
+    case OptimizerKind::kRowWiseAdagrad:
+      return update<OptimizerKind::kRowWiseAdagrad, Row>(p, c);
+    case OptimizerKind::kAdam:
+      return update<OptimizerKind::kAdam, Row>(p, c);
   }
 }
 
 void UpdateRows(const UpdateProblem& p, const UpdateScalars& c) {
-  switch (c.kind) {
-    case OptimizerKind::kSgd:
-      return update<OptimizerKind::kSgd>(p, c);
-    case OptimizerKind::kMomentum:
-      return update<OptimizerKind::kMomentum>(p, c);
-    case OptimizerKind::kAdagrad:
-      return update<OptimizerKind::kAdagrad>(p, c);
-    case OptimizerKind::kRowWiseAdagrad:
-      return update<OptimizerKind::kRowWiseAdagrad>(p, c);
-    case OptimizerKind::kAdam:
-      return update<OptimizerKind::kAdam>(p, c);
-  }
+  with_rows(p.dtype, [&]<class Row>(Row*) { update_as<Row>(p, c); });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -4,6 +4,7 @@
 
 #include "dovetail/embedding/occurrences.h"
 #include "dovetail/embedding/optimizer.h"
+#include "dovetail/embedding/row_format.h"
 
 namespace dovetail::embedding {
 
@@ -19,7 +20,11 @@ struct UpdateProblem {
   int64_t count;
   const Occurrence* occurrences;
   int64_t dim;
-  float *rows, *state;  ///< of the table
+  RowDtype dtype;
+  char* rows;  ///< of the table, stored, row_bytes each
+  int64_t row_bytes;
+  RowRounding rounding;
+  float* state;
   int64_t state_width;  ///< floats of state that a row has
 };
 

@@ -267,6 +267,11 @@ void OptimizerSection::describe(Section& s) {
 
 void EmbeddingSection::describe(Section& s) {
   s.value("pooling", pooling, "The ids of a bag: their rows' sum or mean").choices({"sum", "mean"});
+  s.value(
+       "row_dtype", row_dtype,
+       "How rows are stored; bf16 and mxfp8 (E4M3, a scale for 32 elements) are rounded stochastically when they are "
+       "updated. Their optimizer's state is FP32")
+      .choices({"fp32", "bf16", "mxfp8"});
   s.value("optimizer", optimizer,
           "Of the rows that a step touches: sgd, momentum, adagrad (Duchi et al. 2011), rowwise_adagrad (one sum of "
           "squares per row, as FBGEMM), adam (moments of touched rows, as torch.optim.SparseAdam)")

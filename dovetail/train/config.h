@@ -117,7 +117,8 @@ struct ParallelSection {
 
 /// The tables of a recommender.
 struct EmbeddingSection {
-  std::string pooling = "sum";  ///< of the ids of a bag: sum | mean
+  std::string pooling = "sum";     ///< of the ids of a bag: sum | mean
+  std::string row_dtype = "fp32";  ///< fp32 | bf16 | mxfp8
   std::string optimizer = "rowwise_adagrad";
   double lr = 0.02;  ///< the highest, as optimizer.lr is of the dense part; both follow [schedule]
   double momentum = 0.9;

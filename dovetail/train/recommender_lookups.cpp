@@ -93,6 +93,7 @@ RecommenderInputs recommender_inputs(const RunConfig& config) {
 RecommenderLookups::RecommenderLookups(const RunConfig& config) : config_(config), inputs_(recommender_inputs(config)) {
   pack_.optimizer = optimizer_spec(config.embedding);
   pack_.seed = static_cast<uint64_t>(config.run.seed);
+  pack_.row_dtype = embedding::parse_row_dtype(config.embedding.row_dtype);
   std::tie(singles_, sequences_) = split_features(config);
   const auto tables = [&](const char* suffix, int64_t dim) {
     std::vector<int64_t> table_of(config.rows.sparse.size(), -1);

@@ -37,17 +37,19 @@ std::vector<int> ranks_of(const Group& group) {
 
 /// Throws UserError unless `tensors` are the rows and the state of these tables.
 void check_tables(const embedding::PackSpec& spec, std::map<std::string, at::Tensor> tensors) {
-  const auto take = [&](const std::string& name, int64_t rows, int64_t width) {
+  const auto take = [&](const std::string& name, int64_t rows, int64_t width, at::ScalarType dtype) {
     if (width == 0) return;
     const auto found = tensors.find(name);
     user_check(found != tensors.end(), "the checkpoint lacks the tensor \"{}\" of this model", name);
-    user_check(found->second.sizes() == at::IntArrayRef({rows, width}),
-               "the checkpoint's \"{}\" is {}, but the table is ({}, {})", name, describe(found->second), rows, width);
+    user_check(found->second.sizes() == at::IntArrayRef({rows, width}) && found->second.scalar_type() == dtype,
+               "the checkpoint's \"{}\" is {}, but the table is ({}, {}) {}, as embedding.row_dtype = \"{}\" has it",
+               name, describe(found->second), rows, width, c10::toString(dtype), embedding::name(spec.row_dtype));
     tensors.erase(found);
   };
   for (const embedding::TableSpec& table : spec.tables) {
-    take(weight_name(table), table.rows, table.dim);
-    take(state_name(table), table.rows, embedding::state_per_row(spec.optimizer.kind, table.dim));
+    take(weight_name(table), table.rows, embedding::stored_width(spec.row_dtype, table.dim),
+         embedding::stored_type(spec.row_dtype));
+    take(state_name(table), table.rows, embedding::state_per_row(spec.optimizer.kind, table.dim), at::kFloat);
   }
   if (!tensors.empty())
     throw UserError(fmt::format("the checkpoint's \"{}\" is not a table of this model", tensors.begin()->first));

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kFloat = sizeof(float);
 
 struct TableSizes {
-  int64_t elements = 0, state = 0;
+  int64_t elements = 0, row_bytes = 0, state = 0;
   int64_t columns = 0;  ///< of the pooled rows of a sample
 };
 
@@ -23,6 +23,7 @@ TableSizes sizes_of(const embedding::PackSpec& pack) {
   TableSizes sizes;
   for (const embedding::TableSpec& table : pack.tables) {
     sizes.elements += table.rows * table.dim;
+    sizes.row_bytes += table.rows * embedding::row_bytes(pack.row_dtype, table.dim);
     sizes.state += table.rows * embedding::state_per_row(pack.optimizer.kind, table.dim);
   }
   for (const int64_t table : pack.feature_table) sizes.columns += pack.tables[static_cast<size_t>(table)].dim;
@@ -67,11 +68,11 @@ void resolve_recommender_size(ResolvedRun& run, Group& group) {
   // batch the gradients of what the tables gave.
   const int64_t wide = tables.columns + config.rows.num_dense();
   const int64_t copies = config.embedding.sharding == "replicated" ? 1 : group.size();
-  run.memory = {.weights = kFloat * (dense + tables.elements / copies),
+  run.memory = {.weights = kFloat * dense + tables.row_bytes / copies,
                 .gradients = kFloat * (dense + config.train.batch * tables.columns),
                 .optimizer = kFloat * (2 * dense + tables.state / copies),
                 .activations = kFloat * run.micro_batch * 4 * wide,
-                .checkpoint = kFloat * (3 * dense + tables.elements + tables.state)};
+                .checkpoint = kFloat * (3 * dense + tables.state) + tables.row_bytes};
 }
 
 std::string recommender_summary(const ResolvedRun& run) {

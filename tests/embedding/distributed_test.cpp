@@ -28,6 +28,7 @@ struct Layout {
   bool weighted = false;
   Pooling pooling = Pooling::kSum;
   OptimizerKind optimizer = OptimizerKind::kAdam;
+  RowDtype row_dtype = RowDtype::kFloat32;
 
   int ranks() const { return static_cast<int>(samples.size()); }
 };
@@ -46,7 +47,8 @@ PackSpec spec_of(const Layout& layout) {
                      {"other", 31, 16, layout.pooling}},
           .feature_table = {1, 0, 2, 1, 3},
           .optimizer = {.kind = layout.optimizer, .lr = 0.05, .eps = 1e-3, .weight_decay = 0.01},
-          .seed = 3};
+          .seed = 3,
+          .row_dtype = layout.row_dtype};
 }
 
 PlanOptions options_of(const Layout& layout) {
@@ -79,7 +81,7 @@ Trained train_packed(const Layout& layout) {
     update(tables, {{batch, gradient_of(batch.samples, tables.columns(), step)}});
   }
   for (int64_t t = 0; t < 4; ++t) {
-    trained.weights.push_back(tables.weight(t));
+    trained.weights.push_back(tables.stored(t));
     trained.states.push_back(tables.packed_state(t));
   }
   return trained;
@@ -195,6 +197,29 @@ INSTANTIATE_TEST_SUITE_P(
                .micro_batches = 2,
                .weighted = true,
                .optimizer = OptimizerKind::kRowWiseAdagrad}));
+
+TEST(DistributedTables, RowsOfLowPrecisionHaveTheBitsOfOneRank) {
+  constexpr auto kBFloat16 = RowDtype::kBFloat16, kMXFP8 = RowDtype::kMXFP8;
+  for (const Layout& layout :
+       {Layout{.sharding = {}, .samples = {12}, .packing = false, .micro_batches = 3, .row_dtype = kMXFP8},
+        Layout{.sharding = kRow, .samples = {7, 5}, .micro_batches = 2, .row_dtype = kBFloat16},
+        Layout{.sharding = kRow, .samples = {4, 0, 5, 3}, .groups = 2, .weighted = true, .row_dtype = kBFloat16},
+        Layout{.sharding = kRow, .samples = {7, 5}, .row_dtype = kMXFP8},
+        Layout{.sharding = kRow,
+               .samples = {4, 0, 5, 3},
+               .optimizer = OptimizerKind::kRowWiseAdagrad,
+               .row_dtype = kMXFP8},
+        Layout{.sharding = kTable, .samples = {7, 5}, .pooling = Pooling::kMean, .row_dtype = kMXFP8},
+        Layout{.sharding = kColumn, .samples = {7, 2, 1, 2}, .row_dtype = kBFloat16},
+        Layout{.sharding = kReplicated, .samples = {3, 0, 5}, .micro_batches = 2, .row_dtype = kMXFP8},
+        Layout{.sharding = {}, .samples = {4, 3, 5, 0}, .groups = 3, .row_dtype = kMXFP8}}) {
+    const Trained expected = train_packed(layout), found = train_distributed(layout);
+    for (size_t t = 0; t < expected.weights.size(); ++t) {
+      expect_same_bits(found.weights[t], expected.weights[t], ::testing::PrintToString(layout));
+      expect_same_bits(found.states[t], expected.states[t], ::testing::PrintToString(layout));
+    }
+  }
+}
 
 TEST(DistributedTables, RepeatTheirBits) {
   const Layout layout{.sharding = kRow, .samples = {4, 0, 5, 3}, .weighted = true, .pooling = Pooling::kMean};

@@ -24,11 +24,12 @@ using testing::random_batch;
 constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd, OptimizerKind::kMomentum, OptimizerKind::kAdagrad,
                                     OptimizerKind::kRowWiseAdagrad, OptimizerKind::kAdam};
 
-PackSpec spec_of(OptimizerKind kind) {
+PackSpec spec_of(OptimizerKind kind, RowDtype row_dtype = RowDtype::kFloat32) {
   return {.tables = {{"large", 3000, 16}, {"middle", 700, 5, Pooling::kMean}, {"small", 20, 33}},
           .feature_table = {0, 1, 0, 2},
           .optimizer = {.kind = kind, .lr = 0.05, .eps = 1e-3, .weight_decay = 0.01},
-          .seed = 3};
+          .seed = 3,
+          .row_dtype = row_dtype};
 }
 
 /// What a share of all rows needs, beside the least.
@@ -59,7 +60,7 @@ at::Tensor train(PackedTables& tables, const Jagged& ids, const at::Tensor& grad
 
 /// 100 steps of tables that are whole in memory, each followed by a lookup without an update.
 struct PlainRun {
-  explicit PlainRun(OptimizerKind kind) : tables(spec_of(kind)) {
+  explicit PlainRun(OptimizerKind kind, RowDtype row_dtype = RowDtype::kFloat32) : tables(spec_of(kind, row_dtype)) {
     for (uint64_t step = 1; step <= 100; ++step) {
       ids.push_back(batch_of(tables, step));
       gradients.push_back(normal({24, tables.columns()}, step));
@@ -78,10 +79,10 @@ void expect_same_rows(const TieredTables& tiers, const PackedTables& plain) {
   for (int64_t t = 0; t < static_cast<int64_t>(plain.spec().tables.size()); ++t) {
     const int64_t all = plain.spec().tables[static_cast<size_t>(t)].rows;
     const auto [weight, state] = tiers.rows(t, 0, all);
-    expect_same_bits(weight, plain.weight(t));
+    expect_same_bits(weight, plain.stored(t));
     expect_same_bits(state, plain.packed_state(t));
     const auto [some, some_state] = tiers.rows(t, all / 2, 3);
-    expect_same_bits(some, plain.weight(t).narrow(0, all / 2, 3));
+    expect_same_bits(some, plain.stored(t).narrow(0, all / 2, 3));
   }
 }
 
@@ -132,6 +133,29 @@ TEST_F(TieredTablesTest, ChangeNoBit) {
     }
   }
   EXPECT_TRUE(std::filesystem::is_empty(folder_)) << "files of the slow tier have no name";
+}
+
+TEST_F(TieredTablesTest, ChangeNoBitOfRowsOfLowPrecision) {
+  for (const RowDtype row_dtype : {RowDtype::kBFloat16, RowDtype::kMXFP8}) {
+    const PlainRun plain(OptimizerKind::kRowWiseAdagrad, row_dtype);
+    for (const TierPolicy policy : {TierPolicy::kHot, TierPolicy::kLru}) {
+      SCOPED_TRACE(fmt::format("{}, policy {}", name(row_dtype), static_cast<int>(policy)));
+      TierOptions options = {
+          .policy = policy, .step_rows = 120, .warmup_steps = 10, .refresh_steps = 20, .folder = folder_};
+      options.memory_bytes = memory_for(plain.tables.spec(), options, 0.4);
+      expect_like_plain(plain, options, 3);
+    }
+  }
+}
+
+TEST_F(TieredTablesTest, RecordsOfLowPrecisionAreSmaller) {
+  const auto record_bytes = [](RowDtype dtype) {
+    return SlowRows({.table = "t", .rows = 8, .dim = 64, .state_width = 1, .dtype = dtype}, {1, "t", 0.1f, 64})
+        .record_bytes();
+  };
+  EXPECT_EQ(record_bytes(RowDtype::kFloat32), 4 * 64 + 4);
+  EXPECT_EQ(record_bytes(RowDtype::kBFloat16), 2 * 64 + 4);
+  EXPECT_EQ(record_bytes(RowDtype::kMXFP8), 64 + 2 + 4);
 }
 
 TEST_F(TieredTablesTest, SmallTablesAreFastAsAWholeAndTheOthersShare) {

@@ -406,6 +406,38 @@ TEST(Recommender, OfAnyCutIsTheSerialReference) {
   }
 }
 
+TEST(Recommender, RowsOfLowPrecisionLearnAndDoNotDependOnTheCut) {
+  const Clicks data;
+  for (const char* dtype : {"bf16", "mxfp8"}) {
+    const auto config = [&](const std::string& name) {
+      RunConfig config = data.config("dlrm", std::string(dtype) + name);
+      config.recommender.grain = 16;
+      config.embedding.row_dtype = dtype;
+      return config;
+    };
+    const Snapshot one = train_cut(config("one"), {.ranks = 1, .sharding = "auto"});
+    EXPECT_GT(data.metrics(std::string(dtype) + "one").back()["auc"], 0.8) << dtype;
+    const at::Tensor rows = one.tensors.at("embedding.user.weight");
+    EXPECT_EQ(rows.nbytes(), std::string(dtype) == "bf16" ? 50 * 8 * 2 : 50 * (8 + 1));
+    expect_same_tensors(one, train_cut(config("parts"), {.ranks = 1, .sharding = "auto", .micro_batch = 32}));
+    RunConfig two = config("two");
+    two.checkpoint.every_steps = 60;
+    RunConfig again = two;
+    again.run.folder = data.file(std::string(dtype) + "again", "").parent_path().string();
+    two.train.steps = again.train.steps = 100;
+    two.schedule.decay = again.schedule.decay = "constant";
+    const Cut cut = {.ranks = 2, .sharding = "row"};
+    const Snapshot whole = train_cut(two, cut);
+    RunConfig first = again;
+    first.train.steps = 60;
+    train_cut(first, cut);
+    expect_same_tensors(whole, train_cut(again, cut));
+    again.train.steps = 120;
+    again.embedding.row_dtype = "fp32";
+    EXPECT_THAT([&] { train_alone(again); }, ::testing::ThrowsMessage<UserError>(HasSubstr("row_dtype")));
+  }
+}
+
 TEST(Recommender, GoesOnAtAnotherNumberOfRanks) {
   const Clicks data;
   RunConfig config = data.config("deepfm", "moved");
