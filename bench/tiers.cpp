@@ -9,6 +9,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <iostream>
 #include <memory>
@@ -16,6 +17,7 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
@@ -137,13 +139,17 @@ class Tables {
   /// A sum over all rows, whose order does not matter, of what their bits are.
   uint64_t checksum() const {
     uint64_t sum = 0;
-    each_chunk([&](int64_t t, int64_t begin, const at::Tensor& weight, const at::Tensor& state) {
-      const int32_t *w = reinterpret_cast<const int32_t*>(weight.const_data_ptr<float>()),
-                    *s = reinterpret_cast<const int32_t*>(state.const_data_ptr<float>());
-      for (int64_t i = 0; i < weight.size(0); ++i, w += arguments_.dim, ++s) {
+    const RowDtype dtype = parse_row_dtype(arguments_.row_dtype);
+    const int64_t bytes = row_bytes(dtype, arguments_.dim);
+    std::vector<float> w(static_cast<size_t>(arguments_.dim));
+    each_chunk([&](int64_t t, int64_t begin, const at::Tensor& rows, const at::Tensor& state) {
+      const auto* from = static_cast<const char*>(rows.const_data_ptr());
+      const auto* s = state.const_data_ptr<float>();
+      for (int64_t i = 0; i < rows.size(0); ++i, from += bytes, ++s) {
+        decode_row(dtype, from, arguments_.dim, w.data());
         uint64_t row = mix_seed(static_cast<uint64_t>(t), static_cast<uint64_t>(begin + i));
-        for (int64_t d = 0; d <= arguments_.dim; ++d)
-          row = (row ^ static_cast<uint32_t>(d < arguments_.dim ? w[d] : *s)) * 0x100000001B3;
+        for (const float x : w) row = (row ^ std::bit_cast<uint32_t>(x)) * 0x100000001B3;
+        row = (row ^ std::bit_cast<uint32_t>(*s)) * 0x100000001B3;
         sum += row ^ row >> 29;
       }
     });

@@ -161,7 +161,7 @@ void PackedTables::initialize(int64_t table) const {
 at::Tensor PackedTables::weight(int64_t table) const {
   const TableSpec& spec = spec_.tables.at(static_cast<size_t>(table));
   if (spec_.row_dtype == RowDtype::kFloat32) return stored(table);
-  const at::Tensor values = at::empty({spec.rows, spec.dim}, at::kFloat);
+  at::Tensor values = at::empty({spec.rows, spec.dim}, at::kFloat);
   const int64_t bytes = row_bytes(spec_.row_dtype, spec.dim);
   auto* to = values.mutable_data_ptr<float>();
   for (int64_t row = 0; row < spec.rows; ++row)
