@@ -10,7 +10,9 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/embedding/lookup.h"
+#include "dovetail/embedding/row_format.h"
 #include "dovetail/io/safetensors.h"
+#include "dovetail/ops/dispatch.h"
 #include "dovetail/train/resume.h"
 
 namespace dovetail {
@@ -22,20 +24,39 @@ constexpr int64_t kVersion = 1;
 
 std::string weight_name(const embedding::TableSpec& table) { return fmt::format("embedding.{}.weight", table.name); }
 
-/// The tables of a config for looking up alone: no optimizer keeps state beside their rows.
-embedding::PackSpec without_state(embedding::PackSpec spec) {
+/// The tables of a config for looking up alone: no optimizer keeps state beside their rows, which are what those of the
+/// run stand for.
+embedding::PackSpec for_lookups(embedding::PackSpec spec) {
   spec.optimizer = {.kind = embedding::OptimizerKind::kSgd};
+  spec.row_dtype = embedding::RowDtype::kFloat32;
   return spec;
 }
 
-void take(std::map<std::string, at::Tensor>& tensors, const std::string& name, const std::filesystem::path& from,
-          at::Tensor to) {
+/// Rows as float32, of which there is one copy more at a time: tables are large.
+at::Tensor decoded(const at::Tensor& rows, embedding::RowDtype dtype, int64_t dim) {
+  if (rows.scalar_type() != embedding::stored_type(dtype) || rows.dim() != 2 ||
+      rows.size(1) != embedding::stored_width(dtype, dim))
+    return rows;
+  const at::Tensor stored = rows.contiguous(), values = at::empty({rows.size(0), dim}, at::kFloat);
+  const auto* from = static_cast<const char*>(stored.const_data_ptr());
+  auto* to = values.mutable_data_ptr<float>();
+  for (int64_t row = 0; row < rows.size(0); ++row)
+    embedding::decode_row(dtype, from + row * embedding::row_bytes(dtype, dim), dim, to + row * dim);
+  return values;
+}
+
+at::Tensor take(std::map<std::string, at::Tensor>& tensors, const std::string& name,
+                const std::filesystem::path& from) {
   const auto found = tensors.find(name);
   user_check(found != tensors.end(), "{}: tensor {} is missing, which the stored config asks for", from.string(), name);
-  user_check(found->second.sizes() == to.sizes(), "{}: tensor {} has shape {}, the stored config asks for {}",
-             from.string(), name, fmt::join(found->second.sizes(), "x"), fmt::join(to.sizes(), "x"));
-  to.copy_(found->second);
-  tensors.erase(found);  // tables are large: of each there is one copy more at a time
+  return std::move(tensors.extract(found).mapped());
+}
+
+void copy(const at::Tensor& tensor, const std::string& name, const std::filesystem::path& from, const at::Tensor& to) {
+  user_check(tensor.sizes() == to.sizes() && at::isFloatingType(tensor.scalar_type()),
+             "{}: tensor {} is {}, but the stored config asks for {}", from.string(), name, describe(tensor),
+             fmt::join(to.sizes(), "x"));
+  to.copy_(tensor);
 }
 
 }  // namespace
@@ -46,14 +67,18 @@ TrainedRecommender::TrainedRecommender(StoredRun stored)
       scales_(dense_scales(stored.snapshot.state)),
       model_(make_recommender(config_.recommender, recommender_inputs(config_))),
       lookups_(config_),
-      tables_(without_state(lookups_.pack()), embedding::PackedTables::Initial::kUnset) {
+      tables_(for_lookups(lookups_.pack()), embedding::PackedTables::Initial::kUnset) {
   check_scales(config_.rows, scales_, stored.checkpoint.string());
   const at::NoGradGuard no_grad;
   std::map<std::string, at::Tensor>& tensors = stored.snapshot.tensors;
   for (auto& item : model_->named_parameters())
-    take(tensors, "model." + item.key(), stored.checkpoint, item.value().detach());
-  for (int64_t t = 0; t < std::ssize(lookups_.pack().tables); ++t)
-    take(tensors, weight_name(lookups_.pack().tables[static_cast<size_t>(t)]), stored.checkpoint, tables_.weight(t));
+    copy(take(tensors, "model." + item.key(), stored.checkpoint), item.key(), stored.checkpoint, item.value().detach());
+  for (int64_t t = 0; t < std::ssize(lookups_.pack().tables); ++t) {
+    const embedding::TableSpec& table = lookups_.pack().tables[static_cast<size_t>(t)];
+    const std::string name = weight_name(table);
+    copy(decoded(take(tensors, name, stored.checkpoint), lookups_.pack().row_dtype, table.dim), name, stored.checkpoint,
+         tables_.weight(t));
+  }
   model_->eval();
 }
 

@@ -70,6 +70,7 @@ sparse = [
 ]
 [embedding]
 pooling = "POOLING"
+row_dtype = "ROW_DTYPE"
 lr = 0.1
 [train]
 steps = 30
@@ -83,9 +84,10 @@ tensorboard = false
 """
 
 
-def write_config(folder, model, pooling="sum"):
+def write_config(folder, model, pooling="sum", row_dtype="fp32"):
     label = '["clicked", "bought"]' if model == "mmoe" else '"clicked"'
     text = CONFIG.replace("MODEL", model).replace("LABEL", label).replace("POOLING", pooling)
+    text = text.replace("ROW_DTYPE", row_dtype)
     (folder / f"{model}.toml").write_text(text)
 
 
@@ -108,7 +110,8 @@ def trained(request, tmp_path_factory):
     model = request.param
     folder = tmp_path_factory.mktemp(model)
     write_rows(folder / "rows.tsv")
-    write_config(folder, model, pooling="mean" if model in ("dcnv2", "din") else "sum")
+    dtypes = {"wide_deep": "bf16", "deepfm": "mxfp8", "din": "bf16"}
+    write_config(folder, model, "mean" if model in ("dcnv2", "din") else "sum", dtypes.get(model, "fp32"))
     dovetail("train", f"{model}.toml", "--set", "run.folder=run", "--quiet", folder=folder)
     dovetail("export", "run", "--out", "exported", folder=folder)
     return folder
