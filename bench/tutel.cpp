@@ -163,6 +163,7 @@ double largest(Group& group, double value) {
 void measure(const Options& options, std::vector<Side>& sides, int64_t experts, int cut, double skew) {
   auto groups = local_groups(options.ranks);
   std::vector<std::thread> threads;
+  threads.reserve(groups.size());
   std::mutex mutex;
   std::string error;
   for (auto& group : groups)

@@ -262,7 +262,7 @@ class Update {
 }  // namespace
 
 at::Tensor pool(const PackedTables& tables, const Jagged& batch) {
-  const at::Tensor y = allocate(batch.samples * tables.columns()).view({batch.samples, tables.columns()});
+  at::Tensor y = allocate(batch.samples * tables.columns()).view({batch.samples, tables.columns()});
   pool_into(tables, batch, y);
   return y;
 }

@@ -297,7 +297,7 @@ void ShardedPack::scale_mean(const Jagged& batch, size_t feature, const at::Tens
 at::Tensor ShardedPack::own_columns(const Jagged& batch, const at::Tensor& gradient, const Part& part) const {
   std::vector<at::Tensor> pieces = {gradient.narrow(1, 0, 0)};
   for (const Run& run : part.runs) pieces.push_back(gradient.narrow(1, run.whole, run.width));
-  const at::Tensor rows = at::cat(pieces, 1);
+  at::Tensor rows = at::cat(pieces, 1);
   int64_t column = 0;
   for (const int64_t f : part.features) {
     if (sharding_ != Sharding::kRowWise) break;
@@ -321,6 +321,7 @@ Message ShardedPack::write_gradient(const Jagged& batch, const at::Tensor& gradi
 
 std::vector<int64_t> ShardedPack::gradient_counts(const std::vector<Jagged>& received) const {
   std::vector<int64_t> counts;
+  counts.reserve(received.size());
   for (const Jagged& batch : received)
     counts.push_back(batch.samples * elements_of_row(payloads_.backward, tables().columns()));
   return counts;

@@ -49,16 +49,17 @@ std::vector<int64_t> places(const std::vector<int64_t>& sizes) {
 
 void use_huge_pages(const at::Tensor& storage) {
   constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
-  const auto begin = reinterpret_cast<uintptr_t>(storage.mutable_data_ptr());
+  auto* const data = static_cast<char*>(storage.mutable_data_ptr());
+  const auto begin = reinterpret_cast<uintptr_t>(data);
   const uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;
   const uintptr_t last = (begin + storage.nbytes()) / kHugePage * kHugePage;
-  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // advice: may be refused
+  if (first < last) madvise(data + (first - begin), last - first, MADV_HUGEPAGE);  // advice: may be refused
 }
 
 }  // namespace
 
 at::Tensor allocate(int64_t elements) {
-  const at::Tensor storage = at::empty({elements}, at::kFloat);
+  at::Tensor storage = at::empty({elements}, at::kFloat);
   use_huge_pages(storage);
   return storage;
 }

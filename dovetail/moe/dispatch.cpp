@@ -167,7 +167,7 @@ at::Tensor dispatch_rows(const at::Tensor& x, const Dispatch& to) {
   user_check(x.dim() == 2 && at::isFloatingType(x.scalar_type()), "dispatch: x must be (T, C) and floating, but is {}",
              describe(x));
   if (!by_kernel(x)) {
-    const at::Tensor rows = x.index_select(0, to.token);
+    at::Tensor rows = x.index_select(0, to.token);
     if (to.capacity == 0) return rows;
     return at::zeros({to.places(), x.size(1)}, x.options().requires_grad(false)).index_copy(0, places_of(to), rows);
   }

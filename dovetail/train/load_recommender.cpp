@@ -37,7 +37,8 @@ at::Tensor decoded(const at::Tensor& rows, embedding::RowDtype dtype, int64_t di
   if (rows.scalar_type() != embedding::stored_type(dtype) || rows.dim() != 2 ||
       rows.size(1) != embedding::stored_width(dtype, dim))
     return rows;
-  const at::Tensor stored = rows.contiguous(), values = at::empty({rows.size(0), dim}, at::kFloat);
+  const at::Tensor stored = rows.contiguous();
+  at::Tensor values = at::empty({rows.size(0), dim}, at::kFloat);
   const auto* from = static_cast<const char*>(stored.const_data_ptr());
   auto* to = values.mutable_data_ptr<float>();
   for (int64_t row = 0; row < rows.size(0); ++row)

@@ -32,6 +32,7 @@ void add_rankings(const std::vector<TaskRanking>& tasks, std::vector<std::pair<s
 /// "0.6561", and of several tasks "late 0.6561, cancelled 0.7020".
 std::string auc_text(const std::vector<TaskRanking>& tasks) {
   std::vector<std::string> parts;
+  parts.reserve(tasks.size());
   for (const TaskRanking& task : tasks)
     parts.push_back(fmt::format("{}{:.4f}", tasks.size() > 1 ? task.name + " " : "", task.metrics.auc));
   return fmt::format("{}", fmt::join(parts, ", "));
