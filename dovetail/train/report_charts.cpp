@@ -102,7 +102,8 @@ void add_rankings(Json& charts, const RunFiles& run, const Axes& axes) {
     const bool one = tasks.size() == 1;
     const std::vector<Json>& lines = one ? run.metrics : lines_of_task(run.metrics, task);
     const auto series = [&](std::vector<Json>& chart, const std::string& name, const char* key) {
-      chart.push_back(make_series((one ? name : fmt::format("{}, {}", task, name)).c_str(), "points", lines, key, axes));
+      chart.push_back(
+          make_series((one ? name : fmt::format("{}, {}", task, name)).c_str(), "points", lines, key, axes));
     };
     series(auc, "all rows", "auc");
     series(auc, "within groups", "gauc");
