@@ -10,6 +10,7 @@ techniques alone take turns within a round, and the best round's median step cou
   P+D    micro-batches of a quarter (train.micro_batch)
   P+K    four groups of packs (embedding.groups)
   P+D+K  all
+  auto   P with micro-batches and groups left to the engine's own measurement before the first step
   tiers  P with rows and state in an eighth of their memory, the others in files: none kept (16 rows of each table),
          hot, lru, lfu, beside the ideal: the share of the accesses that hot counted in as many most frequent rows
 Operators of a step and the share of it in which rows are moved (memory), messages are under way (communication) and the
@@ -38,6 +39,7 @@ from runs import DOVETAIL, ROOT, read_lines, read_machine
 BATCH, FEATURES, DENSE, DIM = 4096, 26, 4, 16
 P, D, K = "embedding.packing=true", f"train.micro_batch={BATCH // 4}", "embedding.groups=4"
 ARMS = {"none": ["embedding.packing=false"], "P": [P], "P+D": [P, D], "P+K": [P, K], "P+D+K": [P, D, K]}
+ARMS["auto"] = [P, "train.micro_batch=auto", "embedding.groups=auto"]
 MEMORY = ("dovetail::embedding_pool", "dovetail::embedding_update", "dovetail::embedding_tiers_begin")
 MEMORY += ("dovetail::embedding_tiers_end", "dovetail::embedding_stitch")
 LANES = {"memory": MEMORY, "communication": ("gloo:",), "compute": ("forward", "backward")}
@@ -144,6 +146,7 @@ class Bench:
                 if median >= found[name]["step_ms"]:
                     continue
                 found[name] = {"step_ms": median, "samples_per_s": 1e3 * BATCH / median} | read_trace(folder, steps - 1)
+                found[name]["chosen"] = json.loads((folder / "embedding_plan.json").read_text()).get("auto")
                 found[name]["loss"] = read_lines(folder, "metrics.jsonl")[-1]["loss"]
                 if "hit_rate" in timings[0]:
                     found[name]["hit_rate"] = float(np.mean([line["hit_rate"] for line in timings]))
@@ -174,6 +177,8 @@ def report(ranks: int, found: dict[str, dict]) -> None:
         lanes = "  ".join(f"{lane} {share:4.0%}" for lane, share in arm["lanes"].items())
         hits = f"  hit rate {arm['hit_rate']:.4f}" if "hit_rate" in arm else ""
         hits += f" (ideal {arm['ideal_hit_rate']:.4f})" if "ideal_hit_rate" in arm else ""
+        chosen = arm["chosen"] or {}
+        hits += "".join(f"  {key} {chosen[key]}" for key in ("groups", "micro_batch") if chosen)
         print(
             f"  {name:10} {arm['step_ms']:7.1f}  {arm['samples_per_s']:8.0f}  {base / arm['step_ms']:5.2f}x "
             f"{arm['operators']:6}  {lanes}{hits}"

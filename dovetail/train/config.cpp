@@ -95,7 +95,7 @@ void check_embedding(const EmbeddingSection& embedding) {
   only("betas", embedding.betas != none.betas, {"adam"});
   only("eps", embedding.eps != none.eps, {"adagrad", "rowwise_adagrad", "adam"});
   const auto only_tiers = [&](const char* key, bool given) {
-    user_check(!given || embedding.memory_bytes > 0,
+    user_check(!given || embedding.memory_bytes != 0,
                "embedding.{} does nothing with embedding.memory_bytes = 0, where all rows are in memory; leave it out",
                key);
   };
@@ -142,6 +142,9 @@ void check_across_sections(const RunConfig& config) {
   check_precision(config.precision);
   user_check(config.train.micro_batch <= config.train.batch, "train.micro_batch = {} is larger than train.batch = {}",
              config.train.micro_batch, config.train.batch);
+  user_check(config.train.micro_batch != TrainSection::kAuto || config.recommends(),
+             "train.micro_batch = \"auto\" is of recommenders; give the samples that fit into memory at once, or 0 for "
+             "all of a rank's");
   user_check(config.optimizer.betas.size() == 2, "optimizer.betas has {} entries, but AdamW has two: [beta1, beta2]",
              config.optimizer.betas.size());
   for (const double beta : config.optimizer.betas) {
@@ -185,9 +188,13 @@ void TrainSection::describe(Section& s) {
       .range(1, kManySteps)
       .word("pass", kPass);
   s.value("batch", batch, "Samples of a step, over all ranks and micro-batches").unit("samples").range(1, 1e9);
-  s.value("micro_batch", micro_batch, "Samples at once on a rank (gradient accumulation); 0: all of the rank's")
+  s.value(
+       "micro_batch", micro_batch,
+       "Samples at once on a rank (gradient accumulation); 0: all of the rank's; auto: of a recommender, whose results "
+       "do not depend on it, the fastest of all, halves, quarters and eighths in some steps before the first")
       .unit("samples")
-      .range(0, 1e9);
+      .range(0, 1e9)
+      .word("auto", kAuto);
   s.value("checkpoint_activations", checkpoint_activations,
           "Recompute each block in backward instead of keeping its activations: less memory, about a third more time");
   s.value("clip", clip, "Global gradient norm above which gradients are scaled down; 0: no clipping").range(0, 1e9);
@@ -291,14 +298,18 @@ void EmbeddingSection::describe(Section& s) {
       .choices({"fp32", "bf16", "mxfp8"});
   s.value("packing", packing, "Whether tables that lie alike are looked up as one; results do not depend on it");
   s.value("groups", groups,
-          "Groups of packs, of which one is gathered while the one before is exchanged; results do not depend on it")
-      .range(1, 1024);
+          "Groups of packs, of which one is gathered while the one before is exchanged; results do not depend on it. "
+          "auto: the fastest of 1, 2 and 4 in some steps before the first")
+      .range(1, 1024)
+      .word("auto", kAuto);
   s.value(
        "memory_bytes", memory_bytes,
        "Memory of a rank for rows and their state; the rows that are used least are in files of the run's folder. 0: "
-       "all in memory. Results do not depend on it")
+       "all in memory; auto: all if they fit beside what some steps before the first were seen to need, else what is "
+       "left. Results do not depend on it")
       .unit("bytes")
-      .range(0, 1e15);
+      .range(0, 1e15)
+      .word("auto", kAuto);
   s.value("policy", policy,
           "Which rows stay in memory_bytes: hot (the most frequent, counted), lru or lfu (set-associative)")
       .choices({"hot", "lru", "lfu"});

@@ -24,10 +24,10 @@ struct RunSection {
 };
 
 struct TrainSection {
-  static constexpr int64_t kPass = 0;
+  static constexpr int64_t kPass = 0, kAuto = -1;
   int64_t steps = 1000;     ///< kPass: those of one pass over rows.day
   int64_t batch = 8;        ///< samples of a step over all ranks and micro-batches
-  int64_t micro_batch = 0;  ///< samples at once on a rank; 0: all of the rank's
+  int64_t micro_batch = 0;  ///< samples at once on a rank; 0: all of the rank's; kAuto: of recommenders, measured
   bool checkpoint_activations = false;
   double clip = 1.0;              ///< global gradient norm; 0: none
   int64_t max_skipped_steps = 3;  ///< non-finite steps in a row before the run stops
@@ -117,8 +117,9 @@ struct ParallelSection {
 
 /// The tables of a recommender.
 struct EmbeddingSection {
-  std::string pooling = "sum";     ///< of the ids of a bag: sum | mean
-  std::string row_dtype = "fp32";  ///< fp32 | bf16 | mxfp8
+  static constexpr int64_t kAuto = -1;  ///< measured in some steps before the first
+  std::string pooling = "sum";          ///< of the ids of a bag: sum | mean
+  std::string row_dtype = "fp32";       ///< fp32 | bf16 | mxfp8
   std::string optimizer = "rowwise_adagrad";
   double lr = 0.02;  ///< the highest, as optimizer.lr is of the dense part; both follow [schedule]
   double momentum = 0.9;

@@ -57,15 +57,15 @@ void check_tables(const embedding::PackSpec& spec, std::map<std::string, at::Ten
 
 /// Nothing where all rows are in memory.
 std::optional<embedding::TierOptions> tier_options(const RunConfig& config, const embedding::PackSpec& spec,
-                                                   const embedding::EmbeddingPlan& plan) {
+                                                   const embedding::EmbeddingPlan& plan, int64_t memory_bytes) {
   const EmbeddingSection& section = config.embedding;
-  if (section.memory_bytes == 0) return std::nullopt;
+  if (memory_bytes == 0) return std::nullopt;
   double most_ids = 1;
   for (size_t t = 0; t < spec.tables.size(); ++t)
     most_ids = std::max(most_ids, plan.tables[t].volume / static_cast<double>(spec.tables[t].dim));
   const auto twice = static_cast<int64_t>(2 * most_ids * static_cast<double>(config.train.batch));
   return embedding::TierOptions{.policy = embedding::parse_tier_policy(section.policy),
-                                .memory_bytes = section.memory_bytes,
+                                .memory_bytes = memory_bytes,
                                 .step_rows = section.step_rows > 0 ? section.step_rows : twice,
                                 .warmup_steps = section.warmup_steps,
                                 .refresh_steps = section.refresh_steps,
@@ -76,7 +76,7 @@ std::optional<embedding::TierOptions> tier_options(const RunConfig& config, cons
 
 RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr<Group> group, RunFolder* folder,
                                          bool quiet, RunState state, const std::map<std::string, at::Tensor>& tensors)
-    : TrainingLoop(run, std::move(group), std::move(state)) {
+    : TrainingLoop(run, std::move(group), std::move(state)), resident_before_(static_cast<double>(resident_bytes())) {
   const RunConfig& config = run_.config;
   const auto seed = static_cast<uint64_t>(config.run.seed);
   model_ = make_recommender(config.recommender, recommender_inputs(config));
@@ -91,19 +91,22 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
                                                 .scales = state_.dense_scales});
   state_.dense_scales = loader_->scales();
   if (config.rows.by_day()) count_steps();
-  const embedding::PackSpec spec = lookups_->pack();
-  const embedding::EmbeddingPlan plan = plan_tables(spec);
-  const Payload payload = parse_payload(config.embedding.exchange);
-  tables_.emplace(spec, plan, group_->split({ranks_of(*group_)}), Payloads{.forward = payload, .backward = payload},
-                  tier_options(config, spec, plan));
+  count_ids();
+  tables_group_ = group_->split({ranks_of(*group_)});
   optimizer_.emplace(*model_, config.optimizer);
   optimizer_->bind(*model_);
-  if (resumed()) restore_from(tensors);
   reducer_.emplace(group_, optimizer_->parameters(),
                    GradientReducer::Options{.bucket_bytes = config.train.bucket_bytes});
+  nlohmann::ordered_json chosen;
+  build_tables(choose_sizes(chosen));
+  if (resumed()) restore_from(tensors);
   if (folder == nullptr) return;
-  folder->write_json("embedding_plan.json", embedding::to_json(spec, plan));
-  if (!quiet && plan.packs.size() > 1) log_info("{}", embedding::print(spec, plan));
+  const embedding::EmbeddingPlan& plan = tables_->plan();
+  nlohmann::ordered_json record = embedding::to_json(tables_->spec(), plan);
+  if (!chosen.is_null()) record["auto"] = chosen;
+  folder->write_json("embedding_plan.json", record);
+  if (!quiet && plan.packs.size() > 1) log_info("{}", embedding::print(tables_->spec(), plan));
+  if (!quiet && !chosen.is_null()) log_info("{}", sizes_line(chosen));
   open_output(*folder, quiet);
   for (const std::string& line : row_warnings(loader_->statistics())) output()->warn(line);
 }
@@ -124,7 +127,7 @@ void RecommenderTraining::count_steps() {
   check_schedule(config().schedule, total_steps());
 }
 
-embedding::EmbeddingPlan RecommenderTraining::plan_tables(const embedding::PackSpec& spec) {
+void RecommenderTraining::count_ids() {
   const bool over = config().rows.by_day() && state_.step == loader_->days().num_steps();
   const RowBatch batch = loader_->step(over ? state_.step - 1 : state_.step);
   const embedding::Jagged ids = lookups_->ids(batch);
@@ -134,11 +137,25 @@ embedding::EmbeddingPlan RecommenderTraining::plan_tables(const embedding::PackS
     counts.push_back((ends[-1] - ends[0]).item<double>());
   }
   counts = sum_over_ranks(*group_, counts);
+  for (size_t f = 1; f < counts.size(); ++f) ids_per_sample_.push_back(counts[f] / counts[0]);
+}
+
+embedding::EmbeddingPlan RecommenderTraining::plan_for(int64_t groups) const {
   const EmbeddingSection& section = config().embedding;
-  embedding::PlanOptions options{.ranks = group_->size(), .packing = section.packing, .groups = section.groups};
+  embedding::PlanOptions options{
+      .ranks = group_->size(), .packing = section.packing, .groups = groups, .ids_per_sample = ids_per_sample_};
   if (section.sharding != "auto") options.sharding = embedding::parse_sharding(section.sharding);
-  for (size_t f = 1; f < counts.size(); ++f) options.ids_per_sample.push_back(counts[f] / counts[0]);
-  return embedding::make_plan(spec, options);
+  return embedding::make_plan(lookups_->pack(), options);
+}
+
+void RecommenderTraining::build_tables(const TableSizes& sizes) {
+  sizes_ = sizes;
+  const embedding::PackSpec& spec = lookups_->pack();
+  const embedding::EmbeddingPlan plan = plan_for(sizes.groups);
+  const Payload payload = parse_payload(config().embedding.exchange);
+  tables_.reset();
+  tables_.emplace(spec, plan, tables_group_, Payloads{.forward = payload, .backward = payload},
+                  tier_options(config(), spec, plan, sizes.memory_bytes));
 }
 
 RecommenderTraining::StepIds RecommenderTraining::start_lookups(int64_t step) {
@@ -147,16 +164,12 @@ RecommenderTraining::StepIds RecommenderTraining::start_lookups(int64_t step) {
                 .batch = loader_->step(step)};
   const auto seed = static_cast<uint64_t>(config().run.seed);
   found.ids = lookups_->ids(found.batch, mix_seed(seed, static_cast<uint64_t>(step + 1)));
-  const int64_t parts = (run_.most_samples + run_.micro_batch - 1) / run_.micro_batch;
-  found.tables = tables_->start(found.ids, run_.micro_batch, parts);
+  const int64_t parts = (run_.most_samples + sizes_.micro_batch - 1) / sizes_.micro_batch;
+  found.tables = tables_->start(found.ids, sizes_.micro_batch, parts);
   return found;
 }
 
-StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) {
-  const double begin_s = now_seconds();
-  StepIds now = ahead_ && ahead_->step == number - 1 ? std::move(*ahead_) : start_lookups(number - 1);
-  ahead_.reset();
-  timings.data_ms = 1e3 * (now_seconds() - begin_s);
+RecommenderTraining::Losses RecommenderTraining::run_batch(StepIds& now, bool last) {
   embedding::TableStep& step = now.tables;
   const int64_t parts = step.micro_batches(), samples = now.ids.samples;
   const at::Tensor scales = task_scales(now.batch.labels, config().recommender.task_weights, *group_);
@@ -164,15 +177,29 @@ StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want
   reducer_->begin();
   tables_->begin(step);
   tables_->gather(step, 0);
-  if (number < total_steps()) ahead_.emplace(start_lookups(number));
+  if (!last) ahead_.emplace(start_lookups(now.step + 1));
   for (int64_t m = 0; m < parts; ++m) {
     const at::Tensor pooled = tables_->wait(step, m);
     if (m + 1 < parts) tables_->gather(step, m + 1);
-    const int64_t first = std::min(m * run_.micro_batch, samples);
+    const int64_t first = std::min(m * sizes_.micro_batch, samples);
     tables_->add_gradient(step, m, run_dense(now, first, pooled, scales, m + 1 == parts, losses));
     if (m == 0 && ahead_) tables_->prefetch(ahead_->tables);
   }
   reducer_->finish();
+  return losses;
+}
+
+RecommenderTraining::StepIds RecommenderTraining::take_step(int64_t step) {
+  StepIds now = ahead_ && ahead_->step == step ? std::move(*ahead_) : start_lookups(step);
+  ahead_.reset();
+  return now;
+}
+
+StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) {
+  const double begin_s = now_seconds();
+  StepIds now = take_step(number - 1);
+  timings.data_ms = 1e3 * (now_seconds() - begin_s);
+  const Losses losses = run_batch(now, number == total_steps());
   timings.communication_ms = 1e3 * reducer_->exposed_s();
   if (const auto tiers = tables_->tier_counters()) {
     const int64_t hits = tiers->hits - tiers_before_.hits, misses = tiers->misses - tiers_before_.misses;
@@ -192,11 +219,11 @@ StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want
   if (has_negatives(config().recommender)) outcome.auxiliary_loss = sums[2] / weight;
   outcome.skipped = !std::isfinite(outcome.loss) || !std::isfinite(outcome.grad_norm);
   if (outcome.skipped) {
-    tables_->discard(step);
+    tables_->discard(now.tables);
     return outcome;
   }
   tables_->set_lr(config().embedding.lr * lr / config().optimizer.lr);
-  tables_->update(step);
+  tables_->update(now.tables);
   const double clip = config().train.clip;
   const bool clipped = clip > 0 && outcome.grad_norm > clip;
   optimizer_->step(*reducer_, lr, (clipped ? clip / outcome.grad_norm : 1.0) / weight);

@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "dovetail/train/loop.h"
 #include "dovetail/train/optimizer.h"
 #include "dovetail/train/recommender_lookups.h"
+#include "dovetail/train/recommender_tuning.h"
 
 namespace dovetail {
 
@@ -56,8 +58,17 @@ class RecommenderTraining : public TrainingLoop {
   };
 
   StepIds start_lookups(int64_t step);
-  /// The plan for the ids that a sample of this data has.
-  embedding::EmbeddingPlan plan_tables(const embedding::PackSpec& spec);
+  StepIds take_step(int64_t step);
+  /// Forward and backward, with the start of the next step in between unless this one is the last.
+  Losses run_batch(StepIds& now, bool last);
+  /// The ids that a sample of this data has, of each feature.
+  void count_ids();
+  embedding::EmbeddingPlan plan_for(int64_t groups) const;
+  void build_tables(const TableSizes& sizes);
+  /// What the config leaves open, by steps on tables that are thrown away; `record` stays null if it leaves nothing.
+  TableSizes choose_sizes(nlohmann::ordered_json& record);
+  /// Seconds of one of some steps with the tables that are built, over all ranks.
+  double time_steps(int64_t micro_batch);
   void restore_from(const std::map<std::string, at::Tensor>& tensors);
   /// Forward and backward of samples [first, first + pooled.size(0)) of the rank's batch, whose losses are added to
   /// `losses`: the gradient of `pooled` for the mean over the whole batch.
@@ -71,6 +82,11 @@ class RecommenderTraining : public TrainingLoop {
 
   std::shared_ptr<Recommender> model_;
   std::optional<RecommenderLookups> lookups_;
+  std::vector<double> ids_per_sample_;
+  double resident_before_;  ///< bytes, at the beginning of construction
+  std::shared_ptr<Group> tables_group_;
+  TableSizes sizes_;
+  int64_t timed_step_ = 0;  ///< where time_steps goes on
   std::optional<embedding::DistributedTables> tables_;
   std::optional<Optimizer> optimizer_;
   std::optional<GradientReducer> reducer_;

@@ -148,8 +148,9 @@ ResolvedRun place_run(const RunConfig& config, const Group& group) {
   user_check(config.train.batch >= group.size(), "train.batch = {} leaves some of the {} ranks without a sample",
              config.train.batch, group.size());
   run.most_samples = (config.train.batch + group.size() - 1) / group.size();
-  run.micro_batch =
-      config.train.micro_batch > 0 ? std::min(config.train.micro_batch, run.most_samples) : run.most_samples;
+  const int64_t asked =
+      config.train.micro_batch == TrainSection::kAuto ? config.recommender.grain : config.train.micro_batch;
+  run.micro_batch = asked > 0 ? std::min(asked, run.most_samples) : run.most_samples;
   return run;
 }
 

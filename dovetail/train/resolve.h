@@ -31,7 +31,7 @@ struct ResolvedRun {
   at::Device device = at::kCPU;
   Precision precision;
   int threads = 1;           ///< of this rank
-  int64_t micro_batch = 1;   ///< samples at once on this rank
+  int64_t micro_batch = 1;   ///< samples at once on this rank; of "auto" the least
   int64_t most_samples = 1;  ///< of a step on the rank that has most of them
   ModelSize size;
   MemoryEstimate memory;         ///< of this rank

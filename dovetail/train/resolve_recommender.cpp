@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "dovetail/base/error.h"
@@ -14,13 +15,13 @@ namespace {
 
 constexpr int64_t kFloat = sizeof(float);
 
-struct TableSizes {
+struct TotalSize {
   int64_t elements = 0, row_bytes = 0, state = 0;
   int64_t columns = 0;  ///< of the pooled rows of a sample
 };
 
-TableSizes sizes_of(const embedding::PackSpec& pack) {
-  TableSizes sizes;
+TotalSize size_of(const embedding::PackSpec& pack) {
+  TotalSize sizes;
   for (const embedding::TableSpec& table : pack.tables) {
     sizes.elements += table.rows * table.dim;
     sizes.row_bytes += table.rows * embedding::row_bytes(pack.row_dtype, table.dim);
@@ -34,6 +35,16 @@ int64_t dense_parameters(const RunConfig& config) {
   const auto parameters = make_recommender(config.recommender, recommender_inputs(config), c10::kMeta)->parameters();
   return std::accumulate(parameters.begin(), parameters.end(), int64_t{0},
                          [](int64_t sum, const at::Tensor& p) { return sum + p.numel(); });
+}
+
+/// The share of a rank's rows and state that is in memory.
+double share_in_memory(const ResolvedRun& run, int64_t bytes) {
+  const int64_t asked = run.config.embedding.memory_bytes;
+  if (asked == 0) return 1;
+  const double most = asked == EmbeddingSection::kAuto
+                          ? static_cast<double>(run.available_bytes) / (2.0 * run.local_ranks)
+                          : static_cast<double>(asked);
+  return std::min(1.0, most / static_cast<double>(std::max<int64_t>(1, bytes)));
 }
 
 }  // namespace
@@ -57,7 +68,7 @@ void resolve_recommender_size(ResolvedRun& run, Group& group) {
   run.precision = resolve_precision("fp32", std::nullopt, run.device, group);
   run.precision.recipe = run.config.precision.recipe;
   const RunConfig& config = run.config;
-  const TableSizes tables = sizes_of(RecommenderLookups(config).pack());
+  const TotalSize tables = size_of(RecommenderLookups(config).pack());
   const int64_t dense = dense_parameters(config);
   run.size = {.parameters = dense + tables.elements,
               .parameters_without_embedding = dense,
@@ -68,9 +79,12 @@ void resolve_recommender_size(ResolvedRun& run, Group& group) {
   // batch the gradients of what the tables gave.
   const int64_t wide = tables.columns + config.rows.num_dense();
   const int64_t copies = config.embedding.sharding == "replicated" ? 1 : group.size();
-  run.memory = {.weights = kFloat * dense + tables.row_bytes / copies,
+  const int64_t row_bytes = tables.row_bytes / copies, state_bytes = kFloat * tables.state / copies;
+  const double share = share_in_memory(run, row_bytes + state_bytes);
+  const auto in_memory = [&](int64_t bytes) { return static_cast<int64_t>(share * static_cast<double>(bytes)); };
+  run.memory = {.weights = kFloat * dense + in_memory(row_bytes),
                 .gradients = kFloat * (dense + config.train.batch * tables.columns),
-                .optimizer = kFloat * (2 * dense + tables.state / copies),
+                .optimizer = kFloat * 2 * dense + in_memory(state_bytes),
                 .activations = kFloat * run.micro_batch * 4 * wide,
                 .checkpoint = kFloat * (3 * dense + tables.state) + tables.row_bytes};
 }

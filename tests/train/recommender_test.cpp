@@ -13,80 +13,19 @@
 #include "dovetail/train/schedule.h"
 #include "tests/comm/ranks.h"
 #include "tests/embedding/testing.h"
+#include "tests/train/clicks.h"
 #include "tests/train/tiny_run.h"
 
 namespace dovetail {
 namespace {
 
+using test::Clicks;
+using test::expect_same_tensors;
+using test::last_checkpoint;
 using test::train_alone;
 using ::testing::HasSubstr;
 
-constexpr int64_t kUsers = 40, kItems = 30, kEvents = 6;
-
-/// A row is clicked more often where a hidden number of its user and one of its item have the same sign: nothing that a
-/// user or an item alone says, and nothing that the dense column says.
-std::string clicks(int rows) {
-  const auto draw = [](uint64_t key, uint64_t i, uint64_t below) {
-    return random_below(key, RandomStream::kTest, i, below);
-  };
-  std::string text = "user\titem\tsize\tclicked\n";
-  for (int i = 0; i < rows; ++i) {
-    const auto at = static_cast<uint64_t>(i);
-    const uint64_t user = draw(1, at, kUsers), item = draw(2, at, kItems);
-    const bool likes = draw(3, user, 2) == draw(4, item, 2);
-    const bool clicked = draw(5, at, 10) < (likes ? 9 : 1);
-    text += fmt::format("u{}\ti{}\t{}\t{:d}\n", user, item, draw(6, at, 100), clicked);
-  }
-  return text;
-}
-
-class Clicks {
- public:
-  Clicks() { write_file_atomically(folder_ / "clicks.tsv", clicks(6000)); }
-
-  RunConfig config(const std::string& model, const std::string& name = "run") const {
-    RunConfig config;
-    config.run.name = name;
-    config.run.folder = (folder_ / name).string();
-    config.run.device = "cpu";
-    config.run.threads = 1;
-    config.recommender.model = model;
-    config.recommender.dim = 8;
-    config.recommender.deep = {16};
-    config.rows.files = {(folder_ / "clicks.tsv").string()};
-    config.rows.label = {"clicked"};
-    config.rows.dense = {{.columns = {"size"}, .transform = "standard"}};
-    config.rows.sparse = {{.columns = {"user"}, .num_rows = 50}, {.columns = {"item"}, .num_rows = 60}};
-    config.rows.shuffle_window = 1000;
-    config.embedding.lr = 0.1;
-    config.optimizer.lr = 1e-2;
-    config.optimizer.weight_decay = 0;
-    config.train.steps = 200;
-    config.train.batch = 128;
-    config.checkpoint.every_steps = 0;
-    config.eval.every_steps = 100;
-    config.log.tensorboard = false;
-    return config;
-  }
-
-  std::vector<nlohmann::json> metrics(const std::string& run) const {
-    std::vector<nlohmann::json> lines;
-    std::istringstream in(read_file((folder_ / run / "metrics.jsonl").string()));
-    for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
-    return lines;
-  }
-  std::filesystem::path file(const std::string& run, const char* name) const { return folder_ / run / name; }
-
- private:
-  test::TemporaryFolder folder_;
-};
-
-Snapshot last_checkpoint(const RunConfig& config) { return read_latest_checkpoint(config.folder() / "checkpoints"); }
-
-void expect_same_tensors(const Snapshot& a, const Snapshot& b) {
-  ASSERT_EQ(a.tensors.size(), b.tensors.size());
-  for (const auto& [name, tensor] : a.tensors) EXPECT_TRUE(at::equal(tensor, b.tensors.at(name))) << name;
-}
+constexpr int64_t kEvents = 6;
 
 class EveryModel : public ::testing::TestWithParam<const char*> {};
 
@@ -300,161 +239,6 @@ TEST(Recommender, MicroBatchesAreTheBatch) {
   train_alone(whole);
   train_alone(parts);
   expect_same_tensors(last_checkpoint(whole), last_checkpoint(parts));
-}
-
-/// How far apart two runs end: the largest difference within a tensor, as a share of its largest element.
-double furthest(const Snapshot& a, const Snapshot& b) {
-  double furthest = 0;
-  for (const auto& [name, tensor] : a.tensors) {
-    if (!b.tensors.contains(name)) continue;  // the reference has weights alone
-    const double scale = tensor.abs().max().item<double>() + 1e-30;
-    furthest = std::max(furthest, (tensor - b.tensors.at(name)).abs().max().item<double>() / scale);
-  }
-  return furthest;
-}
-
-/// A run of 100 steps of float64, one sample's row after another: the same initial weights, batches and schedule.
-Snapshot train_serially_in_float64(const RunConfig& config) {
-  const auto seed = static_cast<uint64_t>(config.run.seed);
-  const std::shared_ptr<Recommender> model = make_recommender(config.recommender, recommender_inputs(config));
-  initialize(*model, seed);
-  model->to(at::kDouble);
-  const embedding::PackSpec spec = RecommenderLookups(config).pack();
-  embedding::PackedTables shapes(spec);
-  embedding::testing::Reference tables(shapes);
-  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions()
-                                                         .betas({config.optimizer.betas[0], config.optimizer.betas[1]})
-                                                         .eps(config.optimizer.eps)
-                                                         .weight_decay(0));
-  RowLoader loader(config.rows, {.seed = seed, .batch = config.train.batch});
-  for (int64_t step = 0; step < config.train.steps; ++step) {
-    const RowBatch batch = loader.step(step);
-    const embedding::Jagged ids{batch.values, batch.offsets, batch.weights, std::ssize(config.rows.sparse),
-                                config.train.batch};
-    const at::Tensor pooled = tables.pool(ids).requires_grad_();
-    optimizer.zero_grad();
-    const at::Tensor logits = model->forward({.dense = batch.dense.to(at::kDouble), .embedded = pooled}).logits;
-    at::binary_cross_entropy_with_logits(logits, batch.labels.to(at::kDouble)).backward();
-    const double lr = learning_rate(config.schedule, config.optimizer.lr, step, config.train.steps);
-    shapes.set_lr(config.embedding.lr * lr / config.optimizer.lr);
-    tables.update(ids, pooled.grad());
-    for (auto& group : optimizer.param_groups()) group.options().set_lr(lr);
-    optimizer.step();
-  }
-  Snapshot end;
-  for (const auto& item : model->named_parameters()) end.tensors["model." + item.key()] = item.value().detach();
-  for (size_t t = 0; t < spec.tables.size(); ++t)
-    end.tensors["embedding." + spec.tables[t].name + ".weight"] = tables.weight[t];
-  return end;
-}
-
-/// What is compared with one rank: how a run of 100 steps is cut up.
-struct Cut {
-  int ranks;
-  const char* sharding;
-  bool packing = true;
-  int64_t groups = 1, micro_batch = 0;
-  int64_t memory_bytes = 0;
-  const char* policy = "hot";
-};
-
-Snapshot train_cut(RunConfig config, const Cut& cut) {
-  config.embedding.sharding = cut.sharding;
-  config.embedding.packing = cut.packing;
-  config.embedding.groups = cut.groups;
-  config.train.micro_batch = cut.micro_batch;
-  config.embedding.memory_bytes = cut.memory_bytes;
-  config.embedding.policy = cut.policy;
-  if (cut.memory_bytes > 0) config.embedding.step_rows = 60;
-  if (cut.memory_bytes > 0 && std::string(cut.policy) == "hot") config.embedding.warmup_steps = 10;
-  expect_all_succeed(cut.ranks, [&](const std::shared_ptr<Group>& group) { train(config, group, {.quiet = true}); });
-  return last_checkpoint(config);
-}
-
-TEST(Recommender, OfAnyCutIsTheSerialReference) {
-  const Clicks data;
-  const auto config = [&](const std::string& name) {
-    RunConfig config = data.config("dlrm", name);
-    config.train.steps = 100;
-    config.recommender.grain = 16;
-    config.embedding.optimizer = "adagrad";
-    for (SparseConfig& feature : config.rows.sparse) feature.num_rows = 1000;  // memory_bytes holds some 30
-    return config;
-  };
-  const Snapshot one = train_cut(config("one"), {.ranks = 1, .sharding = "auto"});
-  const Snapshot reference = train_serially_in_float64(config("reference"));
-  EXPECT_LT(furthest(reference, one), 1e-5);
-  int number = 0;
-  const auto run = [&](const Cut& cut) { return train_cut(config("cut" + std::to_string(++number)), cut); };
-  for (const Cut& cut : {Cut{.ranks = 1, .sharding = "auto", .packing = false, .groups = 2, .micro_batch = 32},
-                         Cut{.ranks = 1, .sharding = "auto", .memory_bytes = 20000},
-                         Cut{.ranks = 1,
-                             .sharding = "auto",
-                             .packing = false,
-                             .micro_batch = 16,
-                             .memory_bytes = 20000,
-                             .policy = "lru"}})
-    expect_same_tensors(one, run(cut));
-  for (const Cut& cut : {Cut{.ranks = 2, .sharding = "auto", .micro_batch = 32},
-                         Cut{.ranks = 2, .sharding = "row", .groups = 2, .memory_bytes = 20000},
-                         Cut{.ranks = 2, .sharding = "column"}, Cut{.ranks = 4, .sharding = "table", .micro_batch = 16},
-                         Cut{.ranks = 4, .sharding = "replicated", .packing = false},
-                         Cut{.ranks = 4, .sharding = "row", .micro_batch = 16}}) {
-    const Snapshot found = run(cut);
-    EXPECT_LT(furthest(one, found), 64 * 0x1p-23) << cut.ranks << " ranks, " << cut.sharding;
-    EXPECT_LT(furthest(reference, found), 1e-5);
-  }
-}
-
-TEST(Recommender, RowsOfLowPrecisionLearnAndDoNotDependOnTheCut) {
-  const Clicks data;
-  for (const char* dtype : {"bf16", "mxfp8"}) {
-    const auto config = [&](const std::string& name) {
-      RunConfig config = data.config("dlrm", std::string(dtype) + name);
-      config.recommender.grain = 16;
-      config.embedding.row_dtype = dtype;
-      return config;
-    };
-    const Snapshot one = train_cut(config("one"), {.ranks = 1, .sharding = "auto"});
-    EXPECT_GT(data.metrics(std::string(dtype) + "one").back()["auc"], 0.8) << dtype;
-    const at::Tensor rows = one.tensors.at("embedding.user.weight");
-    EXPECT_EQ(rows.nbytes(), std::string(dtype) == "bf16" ? 50 * 8 * 2 : 50 * (8 + 1));
-    expect_same_tensors(one, train_cut(config("parts"), {.ranks = 1, .sharding = "auto", .micro_batch = 32}));
-    RunConfig two = config("two");
-    two.checkpoint.every_steps = 60;
-    RunConfig again = two;
-    again.run.folder = data.file(std::string(dtype) + "again", "").parent_path().string();
-    two.train.steps = again.train.steps = 100;
-    two.schedule.decay = again.schedule.decay = "constant";
-    const Cut cut = {.ranks = 2, .sharding = "row"};
-    const Snapshot whole = train_cut(two, cut);
-    RunConfig first = again;
-    first.train.steps = 60;
-    train_cut(first, cut);
-    expect_same_tensors(whole, train_cut(again, cut));
-    again.train.steps = 120;
-    again.embedding.row_dtype = "fp32";
-    EXPECT_THAT([&] { train_alone(again); }, ::testing::ThrowsMessage<UserError>(HasSubstr("row_dtype")));
-  }
-}
-
-TEST(Recommender, GoesOnAtAnotherNumberOfRanks) {
-  const Clicks data;
-  RunConfig config = data.config("deepfm", "moved");
-  config.train.steps = 20;
-  config.schedule.decay = "constant";
-  RunConfig first = config;
-  first.train.steps = 10;
-  train_cut(first, {.ranks = 3, .sharding = "row"});
-  train_cut(config, {.ranks = 2, .sharding = "table"});
-  RunConfig alone = data.config("deepfm", "alone");
-  alone.train.steps = 20;
-  alone.schedule.decay = "constant";
-  train_cut(alone, {.ranks = 1, .sharding = "auto"});
-  EXPECT_LT(furthest(last_checkpoint(alone), last_checkpoint(config)), 1e-5);
-  EXPECT_EQ(data.metrics("moved").size(), 20);
-  const double auc = data.metrics("moved").back()["auc"].get<double>();
-  EXPECT_NEAR(auc, data.metrics("alone").back()["auc"].get<double>(), 2e-3);
 }
 
 TEST(Recommender, RefusesWhatItCannotTrain) {

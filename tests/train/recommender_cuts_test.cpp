@@ -1,0 +1,211 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "dovetail/base/error.h"
+#include "dovetail/train/recommender_training.h"
+#include "dovetail/train/schedule.h"
+#include "tests/comm/ranks.h"
+#include "tests/embedding/testing.h"
+#include "tests/train/clicks.h"
+#include "tests/train/tiny_run.h"
+
+namespace dovetail {
+namespace {
+
+using test::Clicks;
+using test::expect_same_tensors;
+using test::last_checkpoint;
+using test::train_alone;
+using ::testing::HasSubstr;
+
+/// How far apart two runs end: the largest difference within a tensor, as a share of its largest element.
+double furthest(const Snapshot& a, const Snapshot& b) {
+  double furthest = 0;
+  for (const auto& [name, tensor] : a.tensors) {
+    if (!b.tensors.contains(name)) continue;  // the reference has weights alone
+    const double scale = tensor.abs().max().item<double>() + 1e-30;
+    furthest = std::max(furthest, (tensor - b.tensors.at(name)).abs().max().item<double>() / scale);
+  }
+  return furthest;
+}
+
+/// A run of 100 steps of float64, one sample's row after another: the same initial weights, batches and schedule.
+Snapshot train_serially_in_float64(const RunConfig& config) {
+  const auto seed = static_cast<uint64_t>(config.run.seed);
+  const std::shared_ptr<Recommender> model = make_recommender(config.recommender, recommender_inputs(config));
+  initialize(*model, seed);
+  model->to(at::kDouble);
+  const embedding::PackSpec spec = RecommenderLookups(config).pack();
+  embedding::PackedTables shapes(spec);
+  embedding::testing::Reference tables(shapes);
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions()
+                                                         .betas({config.optimizer.betas[0], config.optimizer.betas[1]})
+                                                         .eps(config.optimizer.eps)
+                                                         .weight_decay(0));
+  RowLoader loader(config.rows, {.seed = seed, .batch = config.train.batch});
+  for (int64_t step = 0; step < config.train.steps; ++step) {
+    const RowBatch batch = loader.step(step);
+    const embedding::Jagged ids{batch.values, batch.offsets, batch.weights, std::ssize(config.rows.sparse),
+                                config.train.batch};
+    const at::Tensor pooled = tables.pool(ids).requires_grad_();
+    optimizer.zero_grad();
+    const at::Tensor logits = model->forward({.dense = batch.dense.to(at::kDouble), .embedded = pooled}).logits;
+    at::binary_cross_entropy_with_logits(logits, batch.labels.to(at::kDouble)).backward();
+    const double lr = learning_rate(config.schedule, config.optimizer.lr, step, config.train.steps);
+    shapes.set_lr(config.embedding.lr * lr / config.optimizer.lr);
+    tables.update(ids, pooled.grad());
+    for (auto& group : optimizer.param_groups()) group.options().set_lr(lr);
+    optimizer.step();
+  }
+  Snapshot end;
+  for (const auto& item : model->named_parameters()) end.tensors["model." + item.key()] = item.value().detach();
+  for (size_t t = 0; t < spec.tables.size(); ++t)
+    end.tensors["embedding." + spec.tables[t].name + ".weight"] = tables.weight[t];
+  return end;
+}
+
+constexpr int64_t kAuto = EmbeddingSection::kAuto;
+
+/// What is compared with one rank: how a run of 100 steps is cut up.
+struct Cut {
+  int ranks;
+  const char* sharding;
+  bool packing = true;
+  int64_t groups = 1, micro_batch = 0;
+  int64_t memory_bytes = 0;
+  const char* policy = "hot";
+};
+
+Snapshot train_cut(RunConfig config, const Cut& cut) {
+  config.embedding.sharding = cut.sharding;
+  config.embedding.packing = cut.packing;
+  config.embedding.groups = cut.groups;
+  config.train.micro_batch = cut.micro_batch;
+  config.embedding.memory_bytes = cut.memory_bytes;
+  config.embedding.policy = cut.policy;
+  if (cut.memory_bytes > 0) config.embedding.step_rows = 60;
+  if (cut.memory_bytes > 0 && std::string(cut.policy) == "hot") config.embedding.warmup_steps = 10;
+  expect_all_succeed(cut.ranks, [&](const std::shared_ptr<Group>& group) { train(config, group, {.quiet = true}); });
+  return last_checkpoint(config);
+}
+
+TEST(RecommenderCuts, OfAnyCutIsTheSerialReference) {
+  const Clicks data;
+  const auto config = [&](const std::string& name) {
+    RunConfig config = data.config("dlrm", name);
+    config.train.steps = 100;
+    config.recommender.grain = 16;
+    config.embedding.optimizer = "adagrad";
+    for (SparseConfig& feature : config.rows.sparse) feature.num_rows = 1000;  // memory_bytes holds some 30
+    return config;
+  };
+  const Snapshot one = train_cut(config("one"), {.ranks = 1, .sharding = "auto"});
+  const Snapshot reference = train_serially_in_float64(config("reference"));
+  EXPECT_LT(furthest(reference, one), 1e-5);
+  int number = 0;
+  const auto run = [&](const Cut& cut) { return train_cut(config("cut" + std::to_string(++number)), cut); };
+  for (const Cut& cut :
+       {Cut{.ranks = 1, .sharding = "auto", .packing = false, .groups = 2, .micro_batch = 32},
+        Cut{.ranks = 1, .sharding = "auto", .memory_bytes = 20000},
+        Cut{.ranks = 1,
+            .sharding = "auto",
+            .packing = false,
+            .micro_batch = 16,
+            .memory_bytes = 20000,
+            .policy = "lru"},
+        Cut{.ranks = 1, .sharding = "auto", .groups = kAuto, .micro_batch = kAuto, .memory_bytes = kAuto}})
+    expect_same_tensors(one, run(cut));
+  for (const Cut& cut :
+       {Cut{.ranks = 2, .sharding = "auto", .micro_batch = 32},
+        Cut{.ranks = 2, .sharding = "row", .groups = 2, .memory_bytes = 20000},
+        Cut{.ranks = 2, .sharding = "row", .groups = kAuto, .micro_batch = kAuto, .memory_bytes = kAuto},
+        Cut{.ranks = 2, .sharding = "column"}, Cut{.ranks = 4, .sharding = "table", .micro_batch = 16},
+        Cut{.ranks = 4, .sharding = "replicated", .packing = false},
+        Cut{.ranks = 4, .sharding = "row", .micro_batch = 16}}) {
+    const Snapshot found = run(cut);
+    EXPECT_LT(furthest(one, found), 64 * 0x1p-23) << cut.ranks << " ranks, " << cut.sharding;
+    EXPECT_LT(furthest(reference, found), 1e-5);
+  }
+}
+
+TEST(RecommenderCuts, RowsOfLowPrecisionLearnAndDoNotDependOnTheCut) {
+  const Clicks data;
+  for (const char* dtype : {"bf16", "mxfp8"}) {
+    const auto config = [&](const std::string& name) {
+      RunConfig config = data.config("dlrm", std::string(dtype) + name);
+      config.recommender.grain = 16;
+      config.embedding.row_dtype = dtype;
+      return config;
+    };
+    const Snapshot one = train_cut(config("one"), {.ranks = 1, .sharding = "auto"});
+    EXPECT_GT(data.metrics(std::string(dtype) + "one").back()["auc"], 0.8) << dtype;
+    const at::Tensor rows = one.tensors.at("embedding.user.weight");
+    EXPECT_EQ(rows.nbytes(), std::string(dtype) == "bf16" ? 50 * 8 * 2 : 50 * (8 + 1));
+    expect_same_tensors(one, train_cut(config("parts"), {.ranks = 1, .sharding = "auto", .micro_batch = 32}));
+    RunConfig two = config("two");
+    two.checkpoint.every_steps = 60;
+    RunConfig again = two;
+    again.run.folder = data.file(std::string(dtype) + "again", "").parent_path().string();
+    two.train.steps = again.train.steps = 100;
+    two.schedule.decay = again.schedule.decay = "constant";
+    const Cut cut = {.ranks = 2, .sharding = "row"};
+    const Snapshot whole = train_cut(two, cut);
+    RunConfig first = again;
+    first.train.steps = 60;
+    train_cut(first, cut);
+    expect_same_tensors(whole, train_cut(again, cut));
+    again.train.steps = 120;
+    again.embedding.row_dtype = "fp32";
+    EXPECT_THAT([&] { train_alone(again); }, ::testing::ThrowsMessage<UserError>(HasSubstr("row_dtype")));
+  }
+}
+
+TEST(RecommenderCuts, GoesOnAtAnotherNumberOfRanks) {
+  const Clicks data;
+  RunConfig config = data.config("deepfm", "moved");
+  config.train.steps = 20;
+  config.schedule.decay = "constant";
+  RunConfig first = config;
+  first.train.steps = 10;
+  train_cut(first, {.ranks = 3, .sharding = "row"});
+  train_cut(config, {.ranks = 2, .sharding = "table"});
+  RunConfig alone = data.config("deepfm", "alone");
+  alone.train.steps = 20;
+  alone.schedule.decay = "constant";
+  train_cut(alone, {.ranks = 1, .sharding = "auto"});
+  EXPECT_LT(furthest(last_checkpoint(alone), last_checkpoint(config)), 1e-5);
+  EXPECT_EQ(data.metrics("moved").size(), 20);
+  const double auc = data.metrics("moved").back()["auc"].get<double>();
+  EXPECT_NEAR(auc, data.metrics("alone").back()["auc"].get<double>(), 2e-3);
+}
+
+TEST(RecommenderCuts, WhatIsLeftToAMeasurementIsChosenFromWhatWasMeasured) {
+  const Clicks data;
+  RunConfig config = data.config("dlrm");
+  config.train.steps = 20;
+  config.recommender.grain = 16;
+  train_cut(config, {.ranks = 2, .sharding = "row", .groups = kAuto, .micro_batch = kAuto, .memory_bytes = kAuto});
+  const auto plan = nlohmann::json::parse(read_file(data.file("run", "embedding_plan.json").string()));
+  const nlohmann::json& chosen = plan["auto"];
+  // 64 samples of a rank in grains of 16: 64, 32 and 16, each with one and two groups of the two tables.
+  ASSERT_EQ(chosen["measured"].size(), 6);
+  EXPECT_EQ(chosen["measured"][0]["micro_batch"], 64);
+  double best = 1e9, taken = 0;
+  for (const auto& candidate : chosen["measured"]) {
+    EXPECT_GT(candidate["step_ms"], 0);
+    best = std::min(best, candidate["step_ms"].get<double>());
+    if (candidate["groups"] == chosen["groups"] && candidate["micro_batch"] == chosen["micro_batch"])
+      taken = candidate["step_ms"];
+  }
+  EXPECT_GT(taken, 0);
+  EXPECT_LE(taken, 1.03 * best);
+  EXPECT_EQ(plan["groups"], chosen["groups"]);
+  EXPECT_EQ(chosen["memory_bytes"], 0);  // a hundred rows fit
+}
+
+}  // namespace
+}  // namespace dovetail
