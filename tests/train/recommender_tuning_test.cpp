@@ -28,6 +28,7 @@ ResolvedRun run_with(uint64_t available_bytes) {
 
 std::vector<int64_t> micro_batches(const std::vector<TableSizes>& candidates) {
   std::vector<int64_t> found;
+  found.reserve(candidates.size());
   for (const TableSizes& sizes : candidates) found.push_back(sizes.micro_batch);
   return found;
 }
