@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "dovetail/base/parallel.h"
+#include "dovetail/moe/choose_gpu.h"
+#include "dovetail/moe/slot_order.h"
 
 namespace dovetail::moe {
 
@@ -104,22 +106,6 @@ class Chooser {
   Largest<T> best_, in_group_, groups_;
 };
 
-/// Calls visit(token, choice) in slot order.
-template <class Visit>
-void for_each_choice(const at::Tensor& order, int64_t k, SlotOrder slot_order, Visit visit) {
-  const int64_t tokens = order.size(0);
-  const auto* token = order.const_data_ptr<int64_t>();
-  if (slot_order == SlotOrder::kToken) {
-    for (int64_t i = 0; i < tokens; ++i) {
-      for (int64_t j = 0; j < k; ++j) visit(token[i], j);
-    }
-  } else {
-    for (int64_t j = 0; j < k; ++j) {
-      for (int64_t i = 0; i < tokens; ++i) visit(token[i], j);
-    }
-  }
-}
-
 /// `out` of the choices beyond the `capacity` largest of their expert is set.
 template <class T>
 void drop_smallest(const at::Tensor& expert, const at::Tensor& weight, int64_t experts, int64_t capacity,
@@ -141,6 +127,7 @@ void drop_smallest(const at::Tensor& expert, const at::Tensor& weight, int64_t e
 }  // namespace
 
 at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias, const RoutingSpec& spec) {
+  if (scores.is_cuda()) return gpu::choose_experts(scores, bias, spec);
   const int64_t tokens = scores.size(0), experts = scores.size(1);
   at::Tensor chosen = at::empty({tokens, spec.k}, scores.options().dtype(at::kInt).requires_grad(false));
   auto* to = chosen.mutable_data_ptr<int32_t>();
@@ -159,16 +146,18 @@ at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias, cons
 }
 
 at::Tensor count_choices(const at::Tensor& expert, int64_t experts) {
+  if (expert.is_cuda()) return gpu::count_choices(expert, experts);
   return at::bincount(expert.reshape({-1}), {}, experts);
 }
 
 at::Tensor visiting_order(const at::Tensor& scores, const RoutingSpec& spec) {
-  if (!spec.batch_prioritized) return at::arange(scores.size(0), at::kLong);
+  if (!spec.batch_prioritized) return at::arange(scores.size(0), scores.options().dtype(at::kLong));
   return at::argsort(scores.amax(1), /*stable=*/true, /*dim=*/0, /*descending=*/true);
 }
 
 at::Tensor assign_slots(const at::Tensor& expert, const at::Tensor& weight, const at::Tensor& order,
                         const at::Tensor& drawn_out, int64_t experts, int64_t capacity, const RoutingSpec& spec) {
+  if (expert.is_cuda()) return gpu::assign_slots(expert, weight, order, drawn_out, experts, capacity, spec);
   const int64_t k = expert.size(1);
   at::Tensor slots = at::full(expert.sizes(), kDropped, expert.options());
   const auto* e = expert.const_data_ptr<int32_t>();
@@ -187,17 +176,22 @@ at::Tensor assign_slots(const at::Tensor& expert, const at::Tensor& weight, cons
                                [&] { drop_smallest<scalar_t>(expert, weight, experts, capacity, out); });
   }
   std::vector<int64_t> taken(static_cast<size_t>(experts), 0);
-  for_each_choice(order, k, spec.slot_order, [&](int64_t token, int64_t choice) {
-    const int64_t i = token * k + choice;
-    if (out[static_cast<size_t>(i)]) return;
+  const SlotSequence sequence{.order = order.const_data_ptr<int64_t>(),
+                              .tokens = expert.size(0),
+                              .k = k,
+                              .by_token = spec.slot_order == SlotOrder::kToken};
+  for (int64_t place = 0; place < sequence.size(); ++place) {
+    const int64_t i = sequence.choice(place);
+    if (out[static_cast<size_t>(i)]) continue;
     const int64_t next = taken[static_cast<size_t>(e[i])]++;
-    if (is_drawn(token, choice) || (spec.drop == Drop::kPosition && next >= capacity)) return;
+    if (is_drawn(i / k, i % k) || (spec.drop == Drop::kPosition && next >= capacity)) continue;
     slot[i] = static_cast<int32_t>(next);
-  });
+  }
   return slots;
 }
 
 at::Tensor choose_rows(const at::Tensor& scores, int64_t capacity) {
+  if (scores.is_cuda()) return gpu::choose_rows(scores, capacity);
   const int64_t tokens = scores.size(0), experts = scores.size(1);
   const at::Tensor by_expert = scores.t().contiguous();
   at::Tensor chosen = at::empty({experts, capacity}, scores.options().dtype(at::kInt).requires_grad(false));

@@ -4,7 +4,8 @@
 
 #include "dovetail/moe/routing.h"
 
-/// The discrete part of routing, on the CPU: nothing here has a gradient.
+/// The discrete part of routing: nothing here has a gradient. CUDA tensors run the kernels of cuda_kernels.h, with the
+/// same results.
 namespace dovetail::moe {
 
 /// The k experts of the largest score + bias of each row, descending; (T, k) int32. scores (T, E) contiguous, float32

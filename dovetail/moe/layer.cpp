@@ -58,7 +58,8 @@ Layer::Output Layer::forward(const at::Tensor& x, const Pass& pass) {
     return out;
   }
   if (!pass.again) {
-    const auto* count = routing.count.const_data_ptr<int64_t>();
+    const at::Tensor counts = routing.count.cpu();
+    const auto* count = counts.const_data_ptr<int64_t>();
     for (size_t e = 0; e < load_.count.size(); ++e) {
       load_.count[e] += count[e];
       load_.dropped += count[e];

@@ -20,6 +20,13 @@ at::Tensor squared_variation(const at::Tensor& x) {
   return (x - mean).square().mean() / mean.square().clamp_min(kLeastSquare);
 }
 
+/// On a GPU by a matrix of tokens and experts: there `index_add` sums in the order in which threads happen to come.
+at::Tensor sum_by_expert(const at::Tensor& weight, const at::Tensor& expert, int64_t experts) {
+  if (weight.is_cuda())
+    return at::zeros({weight.size(0), experts}, weight.options()).scatter_add(1, expert, weight).sum(0);
+  return at::zeros({experts}, weight.options()).index_add(0, expert.reshape({-1}), weight.reshape({-1}));
+}
+
 }  // namespace
 
 at::Tensor importance_loss(const at::Tensor& weight, const at::Tensor& expert, int64_t experts) {
@@ -29,9 +36,7 @@ at::Tensor importance_loss(const at::Tensor& weight, const at::Tensor& expert, i
              "moe_importance_loss: expert_idx must hold integers shaped as weight, {}, but is {}", describe(weight),
              describe(expert));
   user_check(experts >= 1, "moe_importance_loss: num_experts = {} must be positive", experts);
-  const at::Tensor importance =
-      at::zeros({experts}, weight.options()).index_add(0, expert.reshape({-1}).to(at::kLong), weight.reshape({-1}));
-  return squared_variation(importance);
+  return squared_variation(sum_by_expert(weight, expert.to(at::kLong), experts));
 }
 
 at::Tensor smooth_load_loss(const at::Tensor& logits, const at::Tensor& noise, const at::Tensor& noise_scale,

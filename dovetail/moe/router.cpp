@@ -41,7 +41,7 @@ Router::Output Router::by_hash(const at::Tensor& rows, const Pass& pass) const {
                                 ? at::empty({rows.size(0), spec_.k}, rows.options().dtype(at::kInt))
                                 : hash_choices(name_key_, pass.tokens.to(at::kCPU), config_.experts, spec_.k);
   Output out;
-  out.routing = route(logits, spec_, {.chosen = chosen});
+  out.routing = route(logits, spec_, {.chosen = chosen.to(rows.device())});
   out.routing.weight = (out.routing.slot >= 0).to(dtype) * (spec_.scale / static_cast<double>(spec_.k));
   return out;
 }
@@ -58,7 +58,7 @@ Router::Output Router::by_logits(const at::Tensor& rows, int64_t sequence, const
   RoutingSpec spec = spec_;
   if (!pass.training && spec.selection != Selection::kBalanced) spec.selection = Selection::kTopK;
   if (config_.load_scope == "sequence") spec.sequence = sequence;
-  const RoutingInputs inputs = {.bias = bias, .draw = draws(pass, rows.size(0))};
+  const RoutingInputs inputs = {.bias = bias, .draw = draws(pass, rows)};
   if (noise_weight.defined() && pass.training) {
     const at::Tensor scale = at::softplus(dovetail::linear(x, noise_weight)) + kLeastNoise;
     const at::Tensor noise =
@@ -75,16 +75,17 @@ Router::Output Router::by_logits(const at::Tensor& rows, int64_t sequence, const
   return out;
 }
 
-at::Tensor Router::draws(const Pass& pass, int64_t tokens) const {
+at::Tensor Router::draws(const Pass& pass, const at::Tensor& rows) const {
   if (!pass.training || config_.second_expert != "random") return {};
-  return uniform_draws(mix_seed(pass.seed, name_key_), pass.first_token, tokens);
+  return uniform_draws(mix_seed(pass.seed, name_key_), pass.first_token, rows.size(0)).to(rows.device());
 }
 
 at::Tensor Router::load_loss(const Routing& routing, const Pass& pass) {
   if (!pass.training || config_.load_scope != "global_batch") return routing.load_loss;
   if (!pass.again) {
     const int64_t counted = spec_.load_count == LoadCount::kFirstChoice ? 1 : spec_.k;
-    const at::Tensor counts = count_choices(routing.expert.narrow(1, 0, counted), config_.experts).to(at::kDouble);
+    const at::Tensor counts =
+        count_choices(routing.expert.narrow(1, 0, counted), config_.experts).to(at::kCPU, at::kDouble);
     at::Tensor sums = at::cat({counts, counts.sum().view({1})});
     if (pass.sum_over_ranks) pass.sum_over_ranks(sums);
     step_counts_ = step_counts_.defined() ? step_counts_ + sums : sums;

@@ -65,11 +65,13 @@ at::Tensor select(const at::Tensor& x, const at::Tensor& scores, const RoutingIn
     case Selection::kTopK:
       return choose_experts(scores, bias.defined() ? bias.detach().to(scores.scalar_type()).contiguous() : bias, spec);
     case Selection::kSinkhorn:
+      check_logits_on_cpu("moe_route: router = \"sinkhorn\"", x);
       return choose_experts(sinkhorn(x), {}, spec);
     case Selection::kBase:
+      check_logits_on_cpu("moe_route: router = \"base\"", x);
       return assign_balanced(x).unsqueeze(1);
     case Selection::kBalanced:
-      return assign_in_turn(x.size(0), x.size(1), spec.k);
+      return assign_in_turn(x.size(0), x.size(1), spec.k).to(x.device());
   }
   DOVETAIL_CHECK(false, "no selection has the number {}", static_cast<int>(spec.selection));
   return {};
@@ -115,12 +117,19 @@ at::Tensor normalized(const at::Tensor& weight, const at::Tensor& kept) {
 void check_logits(const char* op, const at::Tensor& logits) {
   user_check(logits.dim() == 2 && logits.size(1) >= 1 && at::isFloatingType(logits.scalar_type()),
              "{}: logits must be floating, (tokens, experts), but are {}", op, describe(logits));
-  user_check(logits.is_cpu() || logits.is_meta(), "{}: logits must be on the CPU, but are {}", op, describe(logits));
+  user_check(logits.is_cpu() || logits.is_meta() || logits.is_cuda(),
+             "{}: logits must be on the CPU or a CUDA device, but are {}", op, describe(logits));
+}
+
+void check_logits_on_cpu(const char* op, const at::Tensor& logits) {
+  check_logits(op, logits);
+  user_check(!logits.is_cuda(), "{}: has no version for CUDA; logits must be on the CPU, but are {}", op,
+             describe(logits));
 }
 
 at::Tensor load_balance(const at::Tensor& counts, double choices, const at::Tensor& mean_score) {
   const auto experts = static_cast<double>(counts.size(0));
-  return (counts.to(mean_score.scalar_type()) * (experts / choices)).dot(mean_score);
+  return (counts.to(mean_score.options()) * (experts / choices)).dot(mean_score);
 }
 
 int64_t capacity(const RoutingSpec& spec, int64_t tokens, int64_t experts, int64_t largest_count) {
@@ -236,7 +245,7 @@ ExpertChoice choose_tokens(const at::Tensor& logits, int64_t capacity) {
 }
 
 Routing route_by_experts(const at::Tensor& logits, int64_t k, double scale) {
-  check_logits("moe_expert_choice", logits);
+  check_logits_on_cpu("router = \"expert_choice\"", logits);
   const int64_t tokens = logits.size(0), experts = logits.size(1);
   const at::Tensor x = computed(logits);
   if (x.is_meta() || tokens == 0) {

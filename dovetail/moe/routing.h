@@ -81,7 +81,8 @@ struct RoutingInputs {
 ///
 /// Ties go to the lowest index, of experts, groups and tokens. NaN counts as -infinity where experts are chosen. A sum
 /// of p below 1e-20 counts as that. P_e of a sigmoid is the mean of p_e over the token's sum. The result depends on
-/// neither threads nor repetition. Throws UserError naming the argument.
+/// neither threads nor repetition. All tensors on one device; Sinkhorn's scaling and BASE are on the CPU alone. Throws
+/// UserError naming the argument.
 Routing route(const at::Tensor& logits, const RoutingSpec& spec, const RoutingInputs& inputs = {});
 
 /// E sum_e f_e P_e, which is 1 when the load is even: counts (E) of choices over their sum `choices`, mean_score (E).
@@ -96,11 +97,13 @@ struct ExpertChoice {
 ExpertChoice choose_tokens(const at::Tensor& logits, int64_t capacity);
 
 /// What `choose_tokens` gives to ceil(T k / E) tokens each, as a Routing of `scale` times its weights: a token has as
-/// many choices as the most of any, of which those in slot -1 are none. load_loss is 0.
+/// many choices as the most of any, of which those in slot -1 are none. load_loss is 0. On the CPU or meta.
 Routing route_by_experts(const at::Tensor& logits, int64_t k, double scale);
 
-/// Throws UserError naming `op` and the logits unless they are floating, (T, E) with E > 0, on the CPU or meta.
+/// Throws UserError naming `op` and the logits unless they are floating, (T, E) with E > 0, on the CPU, meta or CUDA.
 void check_logits(const char* op, const at::Tensor& logits);
+/// The same for what has no version for CUDA.
+void check_logits_on_cpu(const char* op, const at::Tensor& logits);
 
 /// Throws UserError, beginning with `owner`, for what routing to so many experts cannot be.
 void check_spec(std::string_view owner, const RoutingSpec& spec, int64_t experts);

@@ -1,27 +1,15 @@
 #include <algorithm>
 
+#include "dovetail/ops/cuda/block.cuh"
 #include "dovetail/ops/cuda/launch.h"
 #include "dovetail/ops/cuda/values.cuh"
 
 namespace dovetail::cuda {
 namespace {
 
-constexpr int kWarp = 32;
 constexpr int kRowThreads = 128;               // a row is one block's
 constexpr int kColumns = 32, kRowsAtOnce = 8;  // threads of a block that sums columns
 constexpr int64_t kRowsPerPart = 256, kMaxParts = 64;
-
-/// Sum of `x` over the block, the same for every thread and in the same order every time.
-__device__ float block_sum(float x) {
-  __shared__ float warps[kRowThreads / kWarp];
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-  __syncthreads();  // the last sum has been read
-  if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = x;
-  __syncthreads();
-  float sum = 0;
-  for (int w = 0; w < kRowThreads / kWarp; ++w) sum += warps[w];
-  return sum;
-}
 
 template <class T>
 __global__ void forward_kernel(NormProblem p, T* __restrict__ y) {
@@ -32,13 +20,13 @@ __global__ void forward_kernel(NormProblem p, T* __restrict__ y) {
   if (p.centered) {
     float sum = 0;
     for (int64_t i = threadIdx.x; i < p.width; i += kRowThreads) sum += to_float(x[i]);
-    mean = block_sum(sum) * scale;
+    mean = block_sum<kRowThreads>(sum) * scale;
   }
   for (int64_t i = threadIdx.x; i < p.width; i += kRowThreads) {
     const float d = to_float(x[i]) - mean;
     squares += d * d;
   }
-  const float rstd = rsqrtf(block_sum(squares) * scale + p.eps);
+  const float rstd = rsqrtf(block_sum<kRowThreads>(squares) * scale + p.eps);
   for (int64_t i = threadIdx.x; i < p.width; i += kRowThreads) {
     const float normal = (to_float(x[i]) - mean) * rstd * p.weight[i];
     y[row * p.width + i] = from_float<T>(p.bias ? normal + p.bias[i] : normal);
@@ -62,7 +50,8 @@ __global__ void input_gradient_kernel(NormProblem p, const T* __restrict__ dy_al
     gn_sum += g * (to_float(x[i]) - mean) * rstd;
   }
   const float scale = 1.0f / static_cast<float>(p.width);
-  const float gn_mean = block_sum(gn_sum) * scale, g_mean = p.centered ? block_sum(g_sum) * scale : 0.0f;
+  const float gn_mean = block_sum<kRowThreads>(gn_sum) * scale,
+              g_mean = p.centered ? block_sum<kRowThreads>(g_sum) * scale : 0.0f;
   for (int64_t i = threadIdx.x; i < p.width; i += kRowThreads) {
     const float n = (to_float(x[i]) - mean) * rstd, g = to_float(dy[i]) * p.weight[i];
     dx_all[row * p.width + i] = from_float<T>(rstd * (g - g_mean - n * gn_mean));

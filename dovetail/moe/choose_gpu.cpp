@@ -1,0 +1,135 @@
+#include "dovetail/moe/choose_gpu.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "dovetail/moe/cuda_kernels.h"
+
+namespace dovetail::moe::gpu {
+
+namespace {
+
+constexpr const char* kOp = "moe_route";
+constexpr int32_t kDropped = -1;
+
+template <class T>
+const T* pointer(const at::Tensor& x) {
+  return x.defined() ? x.const_data_ptr<T>() : nullptr;
+}
+
+const void* bytes(const at::Tensor& x) { return x.defined() ? x.const_data_ptr() : nullptr; }
+
+/// NaN as -infinity.
+at::Tensor comparable(const at::Tensor& scores) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  return scores.nan_to_num(-kInfinity, kInfinity, -kInfinity);
+}
+
+at::Tensor largest(const at::Tensor& scores, const at::Tensor& bias, int64_t k, const at::Tensor& groups,
+                   int64_t group_size) {
+  at::Tensor chosen = at::empty({scores.size(0), k}, scores.options().dtype(at::kInt));
+  if (scores.size(0) == 0) return chosen;
+  cuda_kernels_for(kOp).choose({.wide = scores.scalar_type() == at::kDouble,
+                                .rows = scores.size(0),
+                                .columns = scores.size(1),
+                                .k = k,
+                                .scores = scores.const_data_ptr(),
+                                .bias = bytes(bias),
+                                .groups = pointer<int32_t>(groups),
+                                .top_groups = groups.defined() ? groups.size(1) : 0,
+                                .group_size = group_size,
+                                .chosen = chosen.mutable_data_ptr<int32_t>()});
+  return chosen;
+}
+
+at::Tensor score_groups(const at::Tensor& scores, const at::Tensor& bias, const RoutingSpec& spec, int64_t group_size) {
+  at::Tensor group_scores = at::empty({scores.size(0), spec.groups}, scores.options());
+  if (scores.size(0) == 0) return group_scores;
+  const int64_t wanted = spec.group_score == GroupScore::kTop2 ? 2 : 1;
+  cuda_kernels_for(kOp).score_groups({.wide = scores.scalar_type() == at::kDouble,
+                                      .rows = scores.size(0),
+                                      .groups = spec.groups,
+                                      .group_size = group_size,
+                                      .summed = static_cast<int>(std::min(group_size, wanted)),
+                                      .scores = scores.const_data_ptr(),
+                                      .bias = bytes(bias),
+                                      .group_scores = group_scores.mutable_data_ptr()});
+  return group_scores;
+}
+
+struct Slots {
+  at::Tensor slot, count;
+};
+
+/// expert (T, k) in the order of `sequence`; `capacity` below 0: nothing is dropped for it.
+Slots take_slots(const at::Tensor& expert, const SlotSequence& sequence, const at::Tensor& out, const at::Tensor& drawn,
+                 int64_t experts, int64_t capacity) {
+  Slots found{.slot = at::empty(expert.sizes(), expert.options()),
+              .count = at::zeros({experts}, expert.options().dtype(at::kLong))};
+  if (expert.numel() == 0) return found;
+  at::Tensor tile_counts = at::zeros({slot_tiles(expert.numel()), experts}, expert.options());
+  cuda_kernels_for(kOp).assign_slots({.sequence = sequence,
+                                      .experts = experts,
+                                      .expert = expert.const_data_ptr<int32_t>(),
+                                      .out = pointer<bool>(out),
+                                      .drawn = pointer<bool>(drawn),
+                                      .capacity = capacity,
+                                      .slot = found.slot.mutable_data_ptr<int32_t>(),
+                                      .tile_counts = tile_counts.mutable_data_ptr<int32_t>(),
+                                      .count = found.count.mutable_data_ptr<int64_t>()});
+  return found;
+}
+
+/// Choices beyond the `capacity` largest of their expert, and those of `out`: (n) bool.
+at::Tensor beyond_largest(const at::Tensor& expert, const at::Tensor& weight, const at::Tensor& out, int64_t experts,
+                          int64_t capacity) {
+  const at::Tensor by_weight =
+      at::argsort(comparable(weight.reshape({-1})), /*stable=*/true, /*dim=*/0, /*descending=*/true);
+  const at::Tensor rank = rank_choices(expert.reshape({-1}), by_weight, out, experts).rank;
+  return at::logical_or(rank < 0, rank >= capacity);
+}
+
+}  // namespace
+
+at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias, const RoutingSpec& spec) {
+  const int64_t group_size = scores.size(1) / spec.groups;
+  at::Tensor groups;
+  if (spec.top_groups < spec.groups)
+    groups = largest(score_groups(scores, bias, spec, group_size), {}, spec.top_groups, {}, 1);
+  return largest(scores, bias, spec.k, groups, group_size);
+}
+
+Ranks rank_choices(const at::Tensor& expert, const at::Tensor& order, const at::Tensor& out, int64_t experts) {
+  const SlotSequence sequence{.order = pointer<int64_t>(order), .tokens = expert.numel(), .k = 1, .by_token = true};
+  const Slots found = take_slots(expert, sequence, out, {}, experts, kDropped);
+  return {.rank = found.slot, .count = found.count};
+}
+
+at::Tensor count_choices(const at::Tensor& expert, int64_t experts) {
+  return rank_choices(expert.contiguous().view({-1}), {}, {}, experts).count;
+}
+
+at::Tensor assign_slots(const at::Tensor& expert, const at::Tensor& weight, const at::Tensor& order,
+                        const at::Tensor& drawn_out, int64_t experts, int64_t capacity, const RoutingSpec& spec) {
+  at::Tensor out;
+  if (spec.draw_frees_slot && drawn_out.defined()) {
+    out = at::zeros(expert.sizes(), expert.options().dtype(at::kBool));
+    out.select(1, 1).copy_(drawn_out);
+  }
+  if (spec.drop == Drop::kProbability) out = beyond_largest(expert, weight, out, experts, capacity);
+  const SlotSequence sequence{.order = pointer<int64_t>(order),
+                              .tokens = expert.size(0),
+                              .k = expert.size(1),
+                              .by_token = spec.slot_order == SlotOrder::kToken};
+  return take_slots(expert, sequence, out, drawn_out, experts, spec.drop == Drop::kPosition ? capacity : kDropped).slot;
+}
+
+at::Tensor choose_rows(const at::Tensor& scores, int64_t capacity) {
+  const at::Tensor order =
+      at::argsort(comparable(scores.t().contiguous()), /*stable=*/true, /*dim=*/1, /*descending=*/true);
+  return order.narrow(1, 0, capacity).to(at::kInt).contiguous();
+}
+
+}  // namespace dovetail::moe::gpu
