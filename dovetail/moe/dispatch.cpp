@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "dovetail/base/error.h"
+#include "dovetail/moe/dispatch_gpu.h"
 #include "dovetail/moe/saved_dispatch.h"
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/ops/rows_simd.h"
@@ -14,6 +15,7 @@
 namespace dovetail::moe {
 
 Dispatch dispatch(const at::Tensor& expert_of, const at::Tensor& slot_of, int64_t expert_count) {
+  if (expert_of.is_cuda()) return gpu::dispatch(expert_of, slot_of, expert_count);
   const int64_t choices = expert_of.numel(), k = expert_of.size(1);
   const auto experts = static_cast<size_t>(expert_count);
   const auto* expert = expert_of.const_data_ptr<int32_t>();
@@ -65,6 +67,16 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+/// (rows) int64: where each lies. Undefined where nothing is padded.
+at::Tensor places_of(const Dispatch& to) {
+  if (to.capacity == 0) return {};
+  at::Tensor places = at::empty({to.rows()}, at::kLong);
+  auto* place = places.mutable_data_ptr<int64_t>();
+  for (int64_t e = 0; e < to.experts(); place += to.rows(e), ++e)
+    std::iota(place, place + to.rows(e), to.first_place(e));
+  return places.to(to.token.device());
+}
+
 /// y[token] += weight * rows, expert by expert: the tokens of one are all different.
 void add_to_tokens(at::Tensor& y, const at::Tensor& rows, const at::Tensor& weight, const Dispatch& to) {
   for (int64_t e = 0; e < to.experts(); ++e) {
@@ -81,11 +93,24 @@ void add_to_tokens(at::Tensor& y, const at::Tensor& rows, const at::Tensor& weig
   }
 }
 
+/// (tokens, C) float32: the sums over each token's rows of weight * row.
+at::Tensor sum_by_token(const at::Tensor& rows, const at::Tensor& weight, const Dispatch& to, int64_t tokens) {
+  if (rows.is_cuda()) return gpu::sum_rows(rows, weight, to, places_of(to));
+  at::Tensor y = at::zeros({tokens, rows.size(1)}, rows.options().dtype(at::kFloat));
+  add_to_tokens(y, rows, weight, to);
+  return y;
+}
+
 /// weight * x[token] in the rows' places, and, where `other` is defined, the products of each x[token] with other's
 /// row there.
 at::Tensor take_tokens(const at::Tensor& x, const Dispatch& to, const at::Tensor& weight = {},
-                       const at::Tensor& other = {}, const at::Tensor& dots = {}) {
+                       const at::Tensor& other = {}, at::Tensor dots = {}) {
   at::Tensor y = at::empty({to.places(), x.size(1)}, x.options());
+  if (x.is_cuda()) {
+    if (to.capacity > 0) y.zero_();
+    gpu::take_tokens(x, to, places_of(to), weight, other, y, dots);
+    return y;
+  }
   // Without padding all experts' rows follow one another.
   for (int64_t e = 0, end = 0; e < to.experts(); e = end) {
     end = to.capacity > 0 ? e + 1 : to.experts();
@@ -109,15 +134,6 @@ at::Tensor take_tokens(const at::Tensor& x, const Dispatch& to, const at::Tensor
   return y;
 }
 
-/// (rows) int64: where each lies.
-at::Tensor places_of(const Dispatch& to) {
-  at::Tensor places = at::empty({to.rows()}, at::kLong);
-  auto* place = places.mutable_data_ptr<int64_t>();
-  for (int64_t e = 0; e < to.experts(); place += to.rows(e), ++e)
-    std::iota(place, place + to.rows(e), to.first_place(e));
-  return places;
-}
-
 class DispatchFunction : public torch::autograd::Function<DispatchFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Dispatch& to) {
@@ -128,9 +144,8 @@ class DispatchFunction : public torch::autograd::Function<DispatchFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto saved = context->get_saved_variables();
     const at::Tensor drows = gradients[0].contiguous();
-    at::Tensor dx =
-        at::zeros({context->saved_data["tokens"].toInt(), drows.size(1)}, drows.options().dtype(at::kFloat));
-    add_to_tokens(dx, drows, {}, saved_dispatch(context, saved));
+    const at::Tensor dx =
+        sum_by_token(drows, {}, saved_dispatch(context, saved), context->saved_data["tokens"].toInt());
     return {dx.to(drows.scalar_type()), at::Tensor()};
   }
 };
@@ -142,9 +157,7 @@ class CombineFunction : public torch::autograd::Function<CombineFunction> {
     const at::Tensor row_weight = weight.reshape(-1).index_select(0, to.choice);
     save_with_dispatch(context, {rows, row_weight}, to);
     context->saved_data["choices"] = weight.sizes().vec();
-    at::Tensor y = at::zeros({weight.size(0), rows.size(1)}, weight.options());
-    add_to_tokens(y, rows, row_weight, to);
-    return y;
+    return sum_by_token(rows, row_weight, to, weight.size(0));
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto saved = context->get_saved_variables();
@@ -159,13 +172,26 @@ class CombineFunction : public torch::autograd::Function<CombineFunction> {
   }
 };
 
-bool by_kernel(const at::Tensor& x) { return use_kernel(Kernel::kExperts, x) && x.is_cpu(); }
+bool by_kernel(const at::Tensor& x) {
+  if (!x.is_cuda()) return use_kernel(Kernel::kExperts, x) && x.is_cpu();
+  return kernel_enabled(Kernel::kExperts) && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);
+}
+
+/// The kernels of a GPU must not be told of other tokens, and ATen's message names none of ours.
+void check_choices(const char* op, const at::Tensor& x, int64_t tokens, const Dispatch& to) {
+  user_check(x.device() == to.token.device(), "{}: the choices are on {}, but the rows are {}", op,
+             to.token.device().str(), describe(x));
+  user_check(!to.row_of_token.defined() || to.row_of_token.size(0) == tokens,
+             "{}: the choices are of {} tokens, but there are {}", op,
+             to.row_of_token.defined() ? to.row_of_token.size(0) : 0, tokens);
+}
 
 }  // namespace
 
 at::Tensor dispatch_rows(const at::Tensor& x, const Dispatch& to) {
   user_check(x.dim() == 2 && at::isFloatingType(x.scalar_type()), "dispatch: x must be (T, C) and floating, but is {}",
              describe(x));
+  check_choices("dispatch", x, x.size(0), to);
   if (!by_kernel(x)) {
     at::Tensor rows = x.index_select(0, to.token);
     if (to.capacity == 0) return rows;
@@ -179,6 +205,10 @@ at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weight, const 
   user_check(rows.dim() == 2 && rows.size(0) == to.places() && weight.dim() == 2 && weight.scalar_type() == dtype,
              "combine: rows must be ({}, C) and weight (T, k) of {}: rows is {}, weight is {}", to.places(),
              at::toString(dtype), describe(rows), describe(weight));
+  check_choices("combine", rows, weight.size(0), to);
+  user_check(weight.device() == rows.device(),
+             "combine: rows and weight must share one device: rows is {}, weight is {}", describe(rows),
+             describe(weight));
   if (by_kernel(rows)) return CombineFunction::apply(rows.contiguous(), weight, to);
   const at::Tensor kept = to.capacity == 0 ? rows : rows.index_select(0, places_of(to));
   const at::Tensor weighted = kept * weight.reshape(-1).index_select(0, to.choice).unsqueeze(1);

@@ -16,6 +16,7 @@ struct Dispatch {
   at::Tensor choice;           ///< (rows) int64: t k + j, of choice j of token t
   at::Tensor token;            ///< (rows) int32
   int64_t capacity = 0;        ///< places of each expert; 0: as many as it has rows
+  at::Tensor row_of_token;     ///< on a GPU: (T, k) int32, a token's rows ascending, behind -1 for those it lacks
 
   int64_t experts() const { return static_cast<int64_t>(begin.size()) - 1; }
   int64_t rows() const { return begin.back(); }
@@ -27,7 +28,8 @@ struct Dispatch {
   int64_t first_place(int64_t expert) const { return capacity > 0 ? expert * capacity : first_row(expert); }
   int64_t places() const { return first_place(experts()); }
 };
-/// expert and slot (T, k) as of a Routing, on the CPU.
+/// expert and slot (T, k) as of a Routing; a GPU has the same rows and copies the experts' counts to the host, which
+/// waits for them: the only time in a layer.
 Dispatch dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts);
 /// The same with `capacity` places for each expert, of which none may have more rows.
 Dispatch padded(Dispatch to, int64_t capacity);
@@ -39,9 +41,9 @@ at::Tensor dispatch_rows(const at::Tensor& x, const Dispatch& to);
 /// their rows. rows (to.places(), C); weight (T, k), float32 if `rows` are bfloat16 and otherwise of their dtype, which
 /// is also y's.
 ///
-/// Both are differentiable and read `to` in backward too. float32 and bfloat16 on the CPU run our kernels, sums in
-/// float32; everything else is composed of ATen's operators. The order of additions is the experts'. Throw UserError on
-/// shapes and dtypes.
+/// Both are differentiable and read `to` in backward too. float32 and bfloat16 on the CPU and, for `to` of a GPU, there
+/// run our kernels, sums in float32; everything else is composed of ATen's operators. The order of additions is the
+/// experts'. Throw UserError on shapes, dtypes and devices.
 at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weight, const Dispatch& to);
 
 }  // namespace dovetail::moe

@@ -69,8 +69,9 @@ std::tuple<at::Tensor, at::Tensor> library_expert_choice(const at::Tensor& logit
 /// The dispatch of expert_idx and slot (T, k) from anywhere.
 Dispatch checked_dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts) {
   for (const auto& [name, x] : {std::pair("expert_idx", expert), std::pair("slot", slot)})
-    user_check(x.dim() == 2 && x.sizes() == expert.sizes() && x.scalar_type() == at::kInt && x.is_cpu(),
-               "moe: {} must be (T, k) int32 on the CPU, but is {}", name, describe(x));
+    user_check(x.dim() == 2 && x.sizes() == expert.sizes() && x.scalar_type() == at::kInt &&
+                   x.device() == expert.device() && (x.is_cpu() || x.is_cuda()),
+               "moe: {} must be (T, k) int32 on the CPU or a CUDA device, but is {}", name, describe(x));
   const at::Tensor kept = expert.masked_select(slot >= 0);
   user_check(kept.numel() == 0 || (kept.min().item<int32_t>() >= 0 && kept.max().item<int32_t>() < experts),
              "moe: expert_idx must lie in 0 to {}", experts - 1);
