@@ -43,7 +43,7 @@ at::Tensor dispatch_rows(const at::Tensor& x, const Dispatch& to);
 ///
 /// Both are differentiable and read `to` in backward too. float32 and bfloat16 on the CPU and, for `to` of a GPU, there
 /// run our kernels, sums in float32; everything else is composed of ATen's operators. The order of additions is the
-/// experts'. Throw UserError on shapes, dtypes and devices.
+/// experts', but ATen's float64 on a GPU has none. Throw UserError on shapes, dtypes and devices.
 at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weight, const Dispatch& to);
 
 }  // namespace dovetail::moe

@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 #include <utility>
 #include <vector>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/moe/grouped_linear.h"
 #include "dovetail/moe/saved_dispatch.h"
 #include "dovetail/mx/feed_forward.h"
 #include "dovetail/ops/dispatch.h"
@@ -247,7 +249,33 @@ void check_expert(const at::Tensor& x, const ExpertWeights& experts, size_t e) {
              describe(up), describe(down));
 }
 
+at::TensorList of_run(const variable_list& list, const Run& run) {
+  if (list.empty()) return {};
+  return at::TensorList(list).slice(static_cast<size_t>(run.first), static_cast<size_t>(run.end - run.first));
+}
+
+bool by_rows_on_gpu(const at::Tensor& x) {
+  const bool narrow = x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
+  return x.is_cuda() && narrow && kernel_enabled(Kernel::kExperts);
+}
+
 }  // namespace
+
+at::Tensor feed_forward_rows(const at::Tensor& rows, const std::vector<int64_t>& count, const ExpertWeights& experts) {
+  const auto activation = activation_operation(experts.activation);
+  variable_list made;
+  int64_t first = 0;
+  for (const Run& run : runs_of_width(experts.down)) {
+    const std::vector<int64_t> of_experts(count.begin() + run.first, count.begin() + run.end);
+    const int64_t size = std::accumulate(of_experts.begin(), of_experts.end(), int64_t{0});
+    const at::Tensor h =
+        grouped_linear(rows.narrow(0, first, size), of_run(experts.up, run), of_experts, of_run(experts.up_bias, run));
+    made.push_back(
+        grouped_linear(activation->apply(h), of_run(experts.down, run), of_experts, of_run(experts.down_bias, run)));
+    first += size;
+  }
+  return made.size() == 1 ? made[0] : at::cat(made);
+}
 
 at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
                         const ExpertWeights& experts) {
@@ -264,6 +292,11 @@ at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dis
   user_check(experts.up_bias.size() == (bias ? count : 0) && experts.down_bias.size() == experts.up_bias.size(),
              "experts: {} experts have {} biases of up and {} of down", count, experts.up_bias.size(),
              experts.down_bias.size());
+  if (by_rows_on_gpu(x)) {
+    std::vector<int64_t> rows;
+    for (int64_t e = 0; e < to.experts(); ++e) rows.push_back(to.rows(e));
+    return combine_rows(feed_forward_rows(dispatch_rows(x, to), rows, experts), weight, to);
+  }
   if (!use_kernel(Kernel::kExperts, x) || !x.is_cpu()) {
     const auto activation = activation_operation(experts.activation);
     return apply_experts(x, weight, to, [&](int64_t expert, const at::Tensor& rows) {

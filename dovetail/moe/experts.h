@@ -26,14 +26,18 @@ struct ExpertWeights {
 /// rows are padded (MegaBlocks' dropless experts, Gale et al. 2022). Our kernel runs float32 and bfloat16 on the CPU,
 /// all experts at once. In float32 it copies no rows: products read tokens where they lie and add into where they go.
 /// In bfloat16, whose products are oneDNN's, one expert's rows are copied at a time. Kept for backward: x and what `up`
-/// made. Everything else is `apply_experts`. Sums are in float32, a token's experts in their order. Throws UserError
-/// naming the tensor.
+/// made. On a GPU both dtypes are `feed_forward_rows` between rows that are copied to the experts and back, all experts
+/// in one grouped product each way. Everything else is `apply_experts`. Sums are in float32, a token's experts in their
+/// order. Throws UserError naming the tensor.
 at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
                         const ExpertWeights& experts);
 
-/// The same of experts of any kind (FastMoE, He et al. 2021), one after another on copies of their rows: expert(e, rows
-/// of e) has as many rows, among them in bfloat16 some of zeros behind the last. All run, also those without rows:
-/// their gradients are zeros then, and every rank has the same ones.
+/// down(activation(up(row))) of each row: rows (R, C) sorted by expert, count[e] of them of expert e. (R, C).
+at::Tensor feed_forward_rows(const at::Tensor& rows, const std::vector<int64_t>& count, const ExpertWeights& experts);
+
+/// `feed_forward` of experts of any kind (FastMoE, He et al. 2021), one after another on copies of their rows:
+/// expert(e, rows of e) has as many rows, among them in bfloat16 some of zeros behind the last. All run, also those
+/// without rows: their gradients are zeros then, and every rank has the same ones.
 at::Tensor apply_experts(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
                          const std::function<at::Tensor(int64_t, const at::Tensor&)>& expert);
 

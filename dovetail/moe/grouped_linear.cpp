@@ -65,6 +65,53 @@ class GroupedLinearFunction : public torch::autograd::Function<GroupedLinearFunc
   }
 };
 
+/// The groups' weights stand behind x, their biases behind these.
+class GroupedLinearsFunction : public torch::autograd::Function<GroupedLinearsFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, at::TensorList tensors, const std::vector<int64_t>& count) {
+    const TraceSpan span("dovetail::grouped_linear");
+    context->save_for_backward(tensors.vec());
+    context->saved_data["count"] = count;
+    const at::Tensor& x = tensors[0];
+    const size_t groups = count.size();
+    const bool bias = tensors.size() > groups + 1;
+    at::Tensor y = at::empty({x.size(0), tensors[1].size(0)}, x.options());
+    const auto x_of = x.split_with_sizes(count), y_of = y.split_with_sizes(count);
+    std::vector<GemmCall> calls;
+    for (size_t e = 0; e < groups; ++e)
+      calls.push_back({y_of[e],
+                       x_of[e],
+                       tensors[1 + e],
+                       {.transpose_b = true, .bias = bias ? tensors[1 + groups + e].contiguous() : at::Tensor()}});
+    gemm_group(calls);
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const TraceSpan span("dovetail::grouped_linear_backward");
+    const auto saved = context->get_saved_variables();
+    const at::Tensor &x = saved[0], dy = gradients[0].contiguous();
+    const auto count = context->saved_data["count"].toIntVector();
+    const size_t groups = count.size();
+    const bool bias = saved.size() > groups + 1;
+    variable_list out(saved.size() + 1);  // and the counts'
+    if (context->needs_input_grad(0)) out[0] = at::empty(x.sizes(), x.options());
+    for (size_t i = 1; i < saved.size(); ++i) out[i] = at::empty(saved[i].sizes(), saved[i].options());
+    const auto x_of = x.split_with_sizes(count), dy_of = dy.split_with_sizes(count);
+    const auto dx_of = out[0].defined() ? out[0].split_with_sizes(count) : variable_list();
+    std::vector<GemmCall> calls;
+    for (size_t e = 0; e < groups; ++e) {
+      if (out[0].defined()) calls.push_back({dx_of[e], dy_of[e], saved[1 + e]});
+      calls.push_back({out[1 + e],
+                       dy_of[e],
+                       x_of[e],
+                       {.transpose_a = true, .row_sums = bias ? out[1 + groups + e] : at::Tensor()}});
+    }
+    gemm_group(calls);
+    return out;
+  }
+};
+
 }  // namespace
 
 at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& count,
@@ -92,6 +139,16 @@ at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, const a
   user_check(rows == x.size(0), "grouped_linear: count adds to {}, but x has {} rows", rows, x.size(0));
   return GroupedLinearFunction::apply(x.contiguous(), weight, bias.defined() ? std::optional(bias) : std::nullopt,
                                       counts);
+}
+
+at::Tensor grouped_linear(const at::Tensor& x, at::TensorList weight, const std::vector<int64_t>& count,
+                          at::TensorList bias) {
+  DOVETAIL_CHECK(!weight.empty() && weight.size() == count.size() && (bias.empty() || bias.size() == count.size()),
+                 "{} groups have {} weights and {} biases", count.size(), weight.size(), bias.size());
+  variable_list tensors = {x.contiguous()};
+  tensors.insert(tensors.end(), weight.begin(), weight.end());
+  tensors.insert(tensors.end(), bias.begin(), bias.end());
+  return GroupedLinearsFunction::apply(at::TensorList(tensors), count);
 }
 
 }  // namespace dovetail::moe

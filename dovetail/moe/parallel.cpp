@@ -10,6 +10,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/mx/feed_forward.h"
+#include "dovetail/ops/dispatch.h"
 
 namespace dovetail::moe {
 
@@ -314,6 +315,8 @@ at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight, 
                                  const at::Tensor& slot, const LocalExperts& local, const ExpertRanks& ranks,
                                  const Plan& plan, std::optional<int64_t> capacity) {
   check_plan(plan, ranks, local);
+  user_check(!x.is_cuda(), "experts over ranks have no version for CUDA; train on one rank or on the CPU, x is {}",
+             describe(x));
   const Placement& placement = ranks.placement;
   const Choices choices{expert, slot};
   const bool gathers_all = plan.shards == 0;
@@ -357,8 +360,13 @@ at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight, 
 at::Tensor padded_feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
                                const LocalExperts& experts) {
   const std::vector<int64_t> counts(static_cast<size_t>(to.experts()), to.capacity);
-  const at::Tensor made =
-      run_experts(dispatch_rows(x, to), arriving({counts}, to.experts()), experts, weight.scalar_type());
+  const at::Tensor rows = dispatch_rows(x, to);
+  if (x.is_cuda() && !experts.modules)
+    return combine_rows(feed_forward_rows(rows, counts, experts.weights), weight, to);
+  Dispatch of_rows = arriving({counts}, to.experts());
+  of_rows.token = of_rows.token.to(x.device());
+  of_rows.choice = of_rows.choice.to(x.device());
+  const at::Tensor made = run_experts(rows, of_rows, experts, weight.scalar_type());
   return combine_rows(made, weight, to);
 }
 

@@ -1,9 +1,26 @@
 #pragma once
 
+#include <cstdint>
+#include <span>
+
 #include "dovetail/ops/activation_simd.h"
 #include "dovetail/ops/norm_simd.h"
 
 namespace dovetail {
+
+/// c (m, n) = [c +] a (m, k) b (k, n), none of m, n and k zero. c is row-major, its rows `c_stride` elements apart.
+struct GroupedProduct {
+  struct Operand {
+    const void* data;
+    int64_t stride;   ///< of what is stored row-major: the matrix or
+    bool transposed;  ///< its transpose
+  };
+  int64_t m, n, k;
+  Operand a, b;
+  void* c;
+  int64_t c_stride;
+  bool accumulate;
+};
 
 /// Our kernels for CUDA tensors. Problems are those of the CPU kernels with pointers to the current GPU's memory;
 /// work is queued on torch's current stream. They live in a library of their own, built where nvcc is found.
@@ -12,6 +29,9 @@ struct CudaKernels {
   void (*norm_backward)(const NormProblem& problem, const void* dy, void* dx, float* dweight, float* dbias);
   void (*activation_forward)(const ActivationProblem& problem, void* y);
   void (*activation_backward)(const ActivationProblem& problem, const void* dy, void* dx);
+  /// By cuBLAS, in one call, sums in float32; the results do not overlap. In bfloat16 all operands lie on 16 bytes.
+  /// Null where the library was made without cuBLAS 12.5 or later.
+  void (*grouped_products)(Storage storage, std::span<const GroupedProduct> products);
 };
 
 /// Null in a build without nvcc, whose operations on a GPU are composed of ATen's; `dovetail doctor` says which it is.

@@ -11,6 +11,7 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/gemm_gpu.h"
 #include "dovetail/ops/gemm_simd.h"
 #include "dovetail/ops/rows_simd.h"
 
@@ -230,6 +231,7 @@ void gemm_group(std::span<const GemmCall> calls) {
   const at::NoGradGuard no_grad;
   std::vector<KernelCall> kernel_calls;
   kernel_calls.reserve(calls.size());
+  GroupedProducts on_gpu(calls);
   for (const GemmCall& call : calls) {
     const auto& [c, a, b, options] = call;
     user_check(a.dim() == 2 && b.dim() == 2, "gemm: a and b must be matrices, a is {}, b is {}", describe(a),
@@ -244,10 +246,13 @@ void gemm_group(std::span<const GemmCall> calls) {
     } else if (kernel && pair_call(call, left, right, in_pairs)) {
       kernel_calls.push_back(std::move(in_pairs));
       if (options.row_sums.defined()) sum_rows(left.matrix(), options);
+    } else if (const at::Tensor l = left.matrix(), r = right.matrix(); !empty && on_gpu.take(call, l, r)) {
+      sum_rows(l, options);
     } else {
-      gemm_by_aten(call, left.matrix(), right.matrix());
+      gemm_by_aten(call, l, r);
     }
   }
+  on_gpu.run();
   std::vector<GemmProblem> problems;
   problems.reserve(kernel_calls.size());
   for (const KernelCall& call : kernel_calls) problems.push_back(call.problem);

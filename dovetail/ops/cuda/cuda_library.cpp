@@ -2,6 +2,7 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include "dovetail/ops/cuda/grouped_gemm.h"
 #include "dovetail/ops/cuda/launch.h"
 #include "dovetail/ops/cuda_kernels.h"
 
@@ -43,6 +44,7 @@ extern "C" const dovetail::CudaKernels* dovetail_cuda_kernels() {
   static const dovetail::CudaKernels kernels = {.norm_forward = dovetail::norm_forward_on_stream,
                                                 .norm_backward = dovetail::norm_backward_on_stream,
                                                 .activation_forward = dovetail::activation_forward_on_stream,
-                                                .activation_backward = dovetail::activation_backward_on_stream};
+                                                .activation_backward = dovetail::activation_backward_on_stream,
+                                                .grouped_products = dovetail::cuda::grouped_gemm()};
   return &kernels;
 }

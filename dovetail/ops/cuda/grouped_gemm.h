@@ -1,0 +1,12 @@
+#pragma once
+
+#include <span>
+
+#include "dovetail/ops/cuda_kernels.h"
+
+namespace dovetail::cuda {
+
+/// CudaKernels::grouped_products; null without cuBLAS 12.5.
+void (*grouped_gemm())(Storage storage, std::span<const GroupedProduct> products);
+
+}  // namespace dovetail::cuda
