@@ -28,8 +28,7 @@ struct Dispatch {
   int64_t first_place(int64_t expert) const { return capacity > 0 ? expert * capacity : first_row(expert); }
   int64_t places() const { return first_place(experts()); }
 };
-/// expert and slot (T, k) as of a Routing; a GPU has the same rows and copies the experts' counts to the host, which
-/// waits for them: the only time in a layer.
+/// expert and slot (T, k) as of a Routing. On a GPU the experts' counts are copied to the host, which waits for them.
 Dispatch dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts);
 /// The same with `capacity` places for each expert, of which none may have more rows.
 Dispatch padded(Dispatch to, int64_t capacity);
