@@ -36,6 +36,10 @@ void check_feature(const SparseConfig& feature) {
              "rows.sparse.{}: a cross of columns is one id: leave out separator, weights, max_length, "
              "sequence",
              name);
+  user_check(feature.max_rows == 0 || feature.num_rows == 0,
+             "rows.sparse.{}: max_rows is of a table without a fixed vocabulary, but num_rows = {} gives it one; leave "
+             "either out",
+             name, feature.num_rows);
   user_check(feature.ids == "hash" || feature.missing != "value",
              "rows.sparse.{}: missing = \"value\" hashes an empty text, but ids are integers; use \"empty\" or "
              "\"bad_row\"",
@@ -70,6 +74,9 @@ void check_shared_table(const SparseConfig& feature, const RowsConfig& rows) {
   const SparseConfig& owner = rows.sparse[static_cast<size_t>(index)];
   user_check(owner.table.empty() && &owner != &feature,
              "rows.sparse.{}: table = \"{}\" has no table of its own; name the feature that has", name, feature.table);
+  user_check(feature.max_rows == owner.max_rows,
+             "rows.sparse.{}: max_rows is {}, but that of \"{}\", whose table it shares, is {}; use the same", name,
+             feature.max_rows, feature.table, owner.max_rows);
   user_check(feature.num_rows == owner.num_rows && feature.ids == owner.ids,
              "rows.sparse.{}: its ids are {} for {} rows, but those of \"{}\", whose table it shares, are {} for {}; "
              "use the same ids and num_rows",
@@ -98,11 +105,18 @@ void SparseConfig::describe(Section& s) {
   s.value("columns", columns,
           "Column of ids (a list in Parquet gives several); several columns: one id of all (a cross)")
       .required();
-  s.value("ids", ids, "hash: XXH64 of the id's text, modulo num_rows; integer: the column holds rows of the table")
+  s.value("ids", ids,
+          "hash: XXH64 of the id's text, modulo num_rows if that is not 0; integer: the column holds rows of the "
+          "table, or its "
+          "keys")
       .choices({"hash", "integer"});
   s.value("num_rows", num_rows, "Rows of the table; 0: 64-bit keys, for a table without a fixed vocabulary")
       .unit("rows")
       .range(0, 1e12);
+  s.value("max_rows", max_rows,
+          "num_rows = 0: the most rows that the table may have; [embedding.dynamic] says which ids get one")
+      .unit("rows")
+      .range(0, 2147483646);
   s.value("separator", separator, "Character between the ids of a text; empty: the text is one id");
   s.value("weights", weights, "Column with a number for each id, in the same form; empty: all weigh 1");
   s.value("max_length", max_length, "Ids of a list that are kept; 0: all").unit("ids").range(0, 1e9);

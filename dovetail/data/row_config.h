@@ -24,6 +24,7 @@ struct SparseConfig {
   std::vector<std::string> columns;  ///< several: what they hold together is one id (a cross)
   std::string ids = "hash";          ///< hash | integer
   int64_t num_rows = 0;              ///< rows of the table; 0: 64-bit keys, for a table without a fixed vocabulary
+  int64_t max_rows = 0;              ///< of a table without one: the most that it may have
   std::string separator;             ///< between the ids of a text; empty: the text is one id
   std::string weights;               ///< column with a number for each id
   int64_t max_length = 0;            ///< ids of a list that are kept; 0: all
@@ -33,6 +34,7 @@ struct SparseConfig {
   std::string missing = "empty";     ///< empty | value | bad_row
 
   std::string feature_name() const;
+  bool hashed() const { return num_rows == 0; }  ///< its table has no fixed vocabulary
   void describe(Section& s);
 };
 

@@ -39,16 +39,17 @@ Jagged part_of(const Jagged& batch, int64_t size, int64_t number) {
 }  // namespace
 
 DistributedTables::DistributedTables(PackSpec spec, EmbeddingPlan plan, std::shared_ptr<Group> group, Payloads payloads,
-                                     const std::optional<TierOptions>& tiers)
+                                     const std::optional<TierOptions>& tiers, const HashedOptions& hashed)
     : spec_(std::move(spec)), plan_(std::move(plan)), group_(std::move(group)), pack_of_(spec_.tables.size()) {
   DOVETAIL_CHECK(plan_.ranks == group_->size(), "a plan for {} ranks on {}", plan_.ranks, group_->size());
   for (const int64_t t : spec_.feature_table) {
     const TableSpec& table = spec_.tables[static_cast<size_t>(t)];
-    feature_rows_.push_back(table.rows);
+    feature_rows_.push_back(table.hashed ? kAnyKey : table.rows);
     columns_ += table.dim;
   }
   std::vector<int64_t> bytes;
-  for (const PlannedPack& pack : plan_.packs) bytes.push_back(bytes_on(spec_, plan_, pack, group_->rank()));
+  for (const PlannedPack& pack : plan_.packs)
+    bytes.push_back(pack.hashed ? 0 : bytes_on(spec_, plan_, pack, group_->rank()));
   const int64_t all_bytes = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
   for (size_t i = 0; i < plan_.packs.size(); ++i) {
     for (const int64_t t : plan_.packs[i].tables) pack_of_[static_cast<size_t>(t)] = i;
@@ -56,7 +57,8 @@ DistributedTables::DistributedTables(PackSpec spec, EmbeddingPlan plan, std::sha
     if (of_pack)
       of_pack->memory_bytes = static_cast<int64_t>(static_cast<double>(tiers->memory_bytes) *
                                                    static_cast<double>(bytes[i]) / static_cast<double>(all_bytes));
-    packs_.push_back(std::make_unique<ShardedPack>(spec_, plan_, plan_.packs[i], group_->rank(), payloads, of_pack));
+    packs_.push_back(
+        std::make_unique<ShardedPack>(spec_, plan_, plan_.packs[i], group_->rank(), payloads, of_pack, hashed));
   }
 }
 
@@ -113,11 +115,11 @@ void DistributedTables::prefetch(TableStep& step) {
   for (size_t i = 0; i < packs_.size(); ++i) packs_[i]->prefetch(step.packs_[i].arrived);
 }
 
-void DistributedTables::begin(TableStep& step) {
+void DistributedTables::begin(TableStep& step, bool training) {
   receive(step);
   for (size_t i = 0; i < packs_.size(); ++i) {
     TableStep::InPack& in = step.packs_[i];
-    packs_[i]->begin(in.arrived);
+    packs_[i]->begin(in.arrived, training);
     in.received.resize(static_cast<size_t>(step.micro_batches_));
     for (int64_t m = 0; m < step.micro_batches_; ++m)
       for (const Jagged& batch : in.arrived)
@@ -211,7 +213,7 @@ void DistributedTables::end(TableStep& step) {
 at::Tensor DistributedTables::lookup(const Jagged& batch) {
   // One micro-batch on every rank, whatever their samples.
   TableStep step = start(batch, std::numeric_limits<int64_t>::max(), 1);
-  begin(step);
+  begin(step, /*training=*/false);
   gather(step, 0);
   at::Tensor pooled = wait(step, 0);
   end(step);
@@ -233,8 +235,11 @@ void DistributedTables::set_lr(double lr) {
   for (const auto& pack : packs_) pack->tables().set_lr(lr);
 }
 
-void DistributedTables::set_steps(int64_t steps) {
-  for (const auto& pack : packs_) pack->tables().set_steps(steps);
+void DistributedTables::set_steps(int64_t updates, int64_t steps) {
+  for (const auto& pack : packs_) {
+    pack->tables().set_steps(updates);
+    if (pack->hashed() != nullptr) pack->hashed()->set_steps(steps);
+  }
 }
 
 at::Tensor DistributedTables::read_rows(int64_t table, const at::Tensor& own, int64_t width,

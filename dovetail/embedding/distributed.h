@@ -60,9 +60,9 @@ class DistributedTables {
  public:
   /// All ranks together, with the same spec and plan; plan.ranks is the group's size. `group` is used by these tables
   /// alone. With `tiers`, its memory_bytes and step_rows are this rank's, and the memory is shared out over the packs
-  /// by their bytes.
+  /// by their bytes, but those of tables without a fixed vocabulary, to which `hashed` applies: they stay in memory.
   DistributedTables(PackSpec spec, EmbeddingPlan plan, std::shared_ptr<Group> group, Payloads payloads = {},
-                    const std::optional<TierOptions>& tiers = {});
+                    const std::optional<TierOptions>& tiers = {}, const HashedOptions& hashed = {});
 
   const PackSpec& spec() const { return spec_; }
   const EmbeddingPlan& plan() const { return plan_; }
@@ -74,8 +74,9 @@ class DistributedTables {
   TableStep start(const Jagged& batch, int64_t micro_batch, int64_t micro_batches);
   /// Between `start` and `begin`, within the step before: the slow tier begins to read what it will need.
   void prefetch(TableStep& step);
-  /// After the step before has ended.
-  void begin(TableStep& step);
+  /// After the step before has ended. Of a step that is not `training`, which ends without an update, keys without a
+  /// row are neither admitted nor counted.
+  void begin(TableStep& step, bool training = true);
   void gather(TableStep& step, int64_t micro_batch);
   /// (samples, columns) float32: the features side by side in their order.
   at::Tensor wait(TableStep& step, int64_t micro_batch);
@@ -90,16 +91,24 @@ class DistributedTables {
   at::Tensor lookup(const Jagged& batch);
 
   void set_lr(double lr);
-  void set_steps(int64_t steps);
+  /// What a checkpoint has seen: updates, and steps that have ended, with or without one.
+  void set_steps(int64_t updates, int64_t steps);
 
-  /// Table `table` put together on rank 0, a copy or a view; undefined tensors on the others. All ranks together.
+  bool is_hashed(int64_t table) const { return spec_.tables[static_cast<size_t>(table)].hashed; }
+  /// Table `table`, with a fixed vocabulary, put together on rank 0, a copy or a view; undefined tensors on the others.
+  /// All ranks together.
   TableContents read(int64_t table) const;
   /// The inverse: rank 0's contents to every rank that holds some of it.
   void write(int64_t table, const TableContents& contents);
+  /// The same of a table without one; load throws UserError for more rows than it, or the rank's part of it, may have.
+  KeyedRows read_keys(int64_t table) const;
+  void write_keys(int64_t table, const KeyedRows& contents);
 
   Group::Traffic traffic() const { return group_->all_to_all_traffic(); }
   /// This rank's, sums over the packs; none without tiers.
   std::optional<TierCounters> tier_counters() const;
+  /// Of this rank's hashed tables, replicated ones on rank 0 alone; none without any.
+  std::optional<HashedCounters> hashed_counters() const;
 
  private:
   void receive(TableStep& step);
@@ -110,6 +119,9 @@ class DistributedTables {
   /// On rank 0 a table's rows of `width` numbers, from what every rank holds of them; `own` is this rank's, undefined
   /// if it has none.
   at::Tensor read_rows(int64_t table, const at::Tensor& own, int64_t width, at::ScalarType dtype) const;
+  /// On rank 0 the rows that the ranks have of `own` (n, ...), one rank after another; undefined on the others.
+  at::Tensor gather_rows(const at::Tensor& own) const;
+  KeyCounts gather_counts(const KeyCounts& own) const;
   /// What this rank holds of them.
   at::Tensor own_rows(int64_t table, const at::Tensor& whole) const;
 

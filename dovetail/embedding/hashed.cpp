@@ -98,18 +98,20 @@ int64_t HashedTables::Keys::bytes() const {
 HashedTables::HashedTables(const PackSpec& spec, const HashedOptions& options)
     : spec_(spec), options_(options), packed_(with_null_rows(spec), PackedTables::Initial::kUnset) {
   check_options(options);
-  user_check(spec.row_dtype == RowDtype::kFloat32,
-             "embedding: tables without a fixed vocabulary have rows in fp32, not in {}", name(spec.row_dtype));
   for (size_t t = 0; t < spec.tables.size(); ++t) {
     const TableSpec& from = spec.tables[t];
-    tables_.push_back(std::make_unique<Table>(InitialRows(spec.seed, from.name, initial_bound(from.rows), from.dim),
-                                              mix_seed(spec.seed, name_key(from.name))));
+    tables_.push_back(std::make_unique<Table>(initial_rows(spec.seed, from), mix_seed(spec.seed, name_key(from.name))));
     Table& table = *tables_.back();
+    const auto number = static_cast<int64_t>(t);
     table.rows = from.rows;
-    table.dim = from.dim;
+    table.row_bytes = row_bytes(spec.row_dtype, from.dim);
     table.state_width = state_per_row(spec.optimizer.kind, from.dim);
-    table.weight = packed_.weight(static_cast<int64_t>(t)).mutable_data_ptr<float>();
-    table.state = packed_.packed_state(static_cast<int64_t>(t)).mutable_data_ptr<float>();
+    table.stored = packed_.row_data(number);
+    table.state = packed_.packed_state(number).mutable_data_ptr<float>();
+    if (spec.row_dtype != RowDtype::kFloat32) {
+      table.rows_held = at::empty({from.rows + 1}, at::kInt);
+      packed_.set_rows_held(number, static_cast<const uint32_t*>(table.rows_held.const_data_ptr()));
+    }
     clear_null_row(table);
   }
   feature_rows_.assign(spec.feature_table.size(), kAnyKey);
@@ -266,14 +268,21 @@ void HashedTables::evict_candidates(Table& table) const {
 }
 
 void HashedTables::clear_null_row(Table& table) const {
-  std::fill_n(table.weight, table.dim, 0.0f);
+  std::fill_n(table.stored, table.row_bytes, char{0});
   std::fill_n(table.state, table.state_width, 0.0f);
 }
 
 void HashedTables::initialize_row(const Table& table, uint64_t key, uint32_t number) const {
   const int64_t row = static_cast<int64_t>(number) + 1;
-  table.initial.fill(key, table.weight + row * table.dim);
+  table.initial.store(spec_.row_dtype, key, table.stored + row * table.row_bytes);
   std::fill_n(table.state + row * table.state_width, table.state_width, 0.0f);
+  hold(table, key, row);
+}
+
+/// Rows are rounded by what their keys hash to, for a key is no number of 32 bits.
+void HashedTables::hold(const Table& table, uint64_t key, int64_t row) {
+  if (table.rows_held.defined())
+    table.rows_held.mutable_data_ptr<int32_t>()[row] = static_cast<int32_t>(mix_seed(key, 0));
 }
 
 Jagged HashedTables::find(const Jagged& keys) const {
@@ -294,29 +303,46 @@ Jagged HashedTables::find(const Jagged& keys) const {
   return slots;
 }
 
-KeyedRows HashedTables::contents(int64_t t) const {
-  user_check(!in_step_, "embedding: the contents of a hashed table are asked for within a step; call end first");
-  const Table& table = *tables_.at(static_cast<size_t>(t));
-  const std::vector<Keys::Entry>& entries = table.keys.entries();
-  std::vector<int64_t> numbers;
-  for (size_t i = 0; i < entries.size(); ++i)
-    if (entries[i].taken) numbers.push_back(static_cast<int64_t>(i));
-  std::sort(numbers.begin(), numbers.end(), [&](int64_t a, int64_t b) {
-    return entries[static_cast<size_t>(a)].key < entries[static_cast<size_t>(b)].key;
-  });
-  const at::Tensor rows = at::tensor(numbers, at::kLong) + 1;
-  KeyedRows found{.keys = at::empty_like(rows),
-                  .weight = packed_.weight(t).index_select(0, rows),
-                  .state = packed_.packed_state(t).index_select(0, rows),
-                  .occurrences = at::empty_like(rows),
-                  .last_step = at::empty_like(rows)};
-  for (size_t i = 0; i < numbers.size(); ++i) {
-    const Keys::Entry& entry = entries[static_cast<size_t>(numbers[i])];
+KeyCounts HashedTables::Keys::counts(const std::vector<int64_t>& numbers) const {
+  const auto n = std::ssize(numbers);
+  KeyCounts found{at::empty({n}, at::kLong), at::empty({n}, at::kLong), at::empty({n}, at::kLong)};
+  for (int64_t i = 0; i < n; ++i) {
+    const Entry& entry = entries_[static_cast<size_t>(numbers[static_cast<size_t>(i)])];
     found.keys.mutable_data_ptr<int64_t>()[i] = static_cast<int64_t>(entry.key);
     found.occurrences.mutable_data_ptr<int64_t>()[i] = entry.occurrences;
     found.last_step.mutable_data_ptr<int64_t>()[i] = entry.last_step;
   }
   return found;
+}
+
+std::vector<int64_t> HashedTables::Keys::ascending() const {
+  std::vector<int64_t> numbers;
+  for (size_t i = 0; i < entries_.size(); ++i)
+    if (entries_[i].taken) numbers.push_back(static_cast<int64_t>(i));
+  std::ranges::sort(numbers, {}, [&](int64_t i) { return entries_[static_cast<size_t>(i)].key; });
+  return numbers;
+}
+
+void HashedTables::Keys::load(const KeyCounts& counts, const std::string& table) {
+  *this = {};
+  for (int64_t i = 0; i < counts.keys.numel(); ++i) {
+    const auto key = static_cast<uint64_t>(counts.keys.const_data_ptr<int64_t>()[i]);
+    user_check(find(key) == kNone, "embedding: key {} is there twice in what table \"{}\" is to load", key, table);
+    Entry& entry = entries_[insert(key)];
+    entry.occurrences = counts.occurrences.const_data_ptr<int64_t>()[i];
+    entry.last_step = counts.last_step.const_data_ptr<int64_t>()[i];
+  }
+}
+
+KeyedRows HashedTables::contents(int64_t t) const {
+  user_check(!in_step_, "embedding: the contents of a hashed table are asked for within a step; call end first");
+  const Table& table = *tables_.at(static_cast<size_t>(t));
+  const std::vector<int64_t> numbers = table.keys.ascending();
+  const at::Tensor rows = at::tensor(numbers, at::kLong) + 1;
+  return {.known = table.keys.counts(numbers),
+          .weight = packed_.stored(t).index_select(0, rows),
+          .state = packed_.packed_state(t).index_select(0, rows),
+          .candidates = table.candidates.counts(table.candidates.ascending())};
 }
 
 void HashedTables::load(int64_t t, const KeyedRows& contents) {
@@ -328,42 +354,47 @@ void HashedTables::load(int64_t t, const KeyedRows& contents) {
                "embedding: {} of table \"{}\" must be {} {}, contiguous, on the CPU, but is {}", name, spec.name,
                fmt::format("({})", fmt::join(sizes, ", ")), c10::toString(dtype), describe(x));
   };
-  user_check(contents.keys.defined(), "embedding: there are no keys for table \"{}\"", spec.name);
-  const int64_t n = contents.keys.numel();
-  check("keys", contents.keys, {n}, at::kLong);
-  check("weight", contents.weight, {n, table.dim}, at::kFloat);
+  const auto check_counts = [&](const KeyCounts& counts, const char* what) {
+    user_check(counts.keys.defined(), "embedding: there are no {} for table \"{}\"", what, spec.name);
+    const int64_t n = counts.keys.numel();
+    check(what, counts.keys, {n}, at::kLong);
+    check("occurrences", counts.occurrences, {n}, at::kLong);
+    check("last_step", counts.last_step, {n}, at::kLong);
+    return n;
+  };
+  const int64_t n = check_counts(contents.known, "keys");
+  check_counts(contents.candidates, "candidates");
+  check("weight", contents.weight, {n, stored_width(spec_.row_dtype, spec.dim)}, stored_type(spec_.row_dtype));
   check("state", contents.state, {n, table.state_width}, at::kFloat);
-  check("occurrences", contents.occurrences, {n}, at::kLong);
-  check("last_step", contents.last_step, {n}, at::kLong);
   user_check(n <= table.rows, "embedding: table \"{}\" may have {} rows, but {} are to be loaded; raise its rows",
              spec.name, table.rows, n);
-  table.keys = {};
-  table.candidates = {};
-  for (int64_t i = 0; i < n; ++i) {
-    const auto key = static_cast<uint64_t>(contents.keys.const_data_ptr<int64_t>()[i]);
-    user_check(table.keys.find(key) == kNone, "embedding: key {} is there twice in what table \"{}\" is to load", key,
-               spec.name);
-    Keys::Entry& entry = table.keys.entries()[table.keys.insert(key)];
-    entry.occurrences = contents.occurrences.const_data_ptr<int64_t>()[i];
-    entry.last_step = contents.last_step.const_data_ptr<int64_t>()[i];
-  }
-  packed_.weight(t).narrow(0, 1, n).copy_(contents.weight);
+  table.keys.load(contents.known, spec.name);
+  table.candidates.load(contents.candidates, spec.name);
+  for (int64_t i = 0; i < n; ++i)
+    hold(table, static_cast<uint64_t>(contents.known.keys.const_data_ptr<int64_t>()[i]), i + 1);
+  packed_.stored(t).narrow(0, 1, n).copy_(contents.weight);
   packed_.packed_state(t).narrow(0, 1, n).copy_(contents.state);
+}
+
+HashedCounters operator+(const HashedCounters& a, const HashedCounters& b) {
+  return {.rows = a.rows + b.rows,
+          .candidates = a.candidates + b.candidates,
+          .found = a.found + b.found,
+          .admitted = a.admitted + b.admitted,
+          .not_admitted = a.not_admitted + b.not_admitted,
+          .refused_full = a.refused_full + b.refused_full,
+          .refused_candidates = a.refused_candidates + b.refused_candidates,
+          .evicted = a.evicted + b.evicted,
+          .candidates_evicted = a.candidates_evicted + b.candidates_evicted};
 }
 
 HashedCounters HashedTables::counters() const {
   HashedCounters sum;
   for (const auto& table : tables_) {
-    const HashedCounters& one = table->counters;
-    sum.rows += table->keys.size();
-    sum.candidates += table->candidates.size();
-    sum.found += one.found;
-    sum.admitted += one.admitted;
-    sum.not_admitted += one.not_admitted;
-    sum.refused_full += one.refused_full;
-    sum.refused_candidates += one.refused_candidates;
-    sum.evicted += one.evicted;
-    sum.candidates_evicted += one.candidates_evicted;
+    HashedCounters now = table->counters;
+    now.rows = table->keys.size();
+    now.candidates = table->candidates.size();
+    sum = sum + now;
   }
   return sum;
 }
@@ -371,8 +402,9 @@ HashedCounters HashedTables::counters() const {
 int64_t HashedTables::memory_bytes() const {
   int64_t bytes = 0;
   for (const auto& table : tables_) {
-    const int64_t floats = (static_cast<int64_t>(table->keys.entries().size()) + 1) * (table->dim + table->state_width);
-    bytes += table->keys.bytes() + table->candidates.bytes() + floats * static_cast<int64_t>(sizeof(float));
+    const int64_t rows = static_cast<int64_t>(table->keys.entries().size()) + 1,
+                  of_row = table->row_bytes + table->state_width * static_cast<int64_t>(sizeof(float));
+    bytes += table->keys.bytes() + table->candidates.bytes() + rows * of_row;
   }
   return bytes;
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -55,13 +56,21 @@ struct HashedCounters {
   int64_t evicted = 0, candidates_evicted = 0;
 };
 
-/// A table's keys and all that belongs to them, ascending by key (of 64 bits without a sign).
+HashedCounters operator+(const HashedCounters& a, const HashedCounters& b);
+
+/// Keys, ascending (of 64 bits without a sign), and how often and when they occurred: (n) int64 each.
+struct KeyCounts {
+  at::Tensor keys;         ///< their bits
+  at::Tensor occurrences;  ///< as Eviction::kFrequency and Admission::kCount count them
+  at::Tensor last_step;    ///< the step in which the key last occurred
+};
+
+/// All that belongs to a table.
 struct KeyedRows {
-  at::Tensor keys;         ///< (n) int64, the bits of the keys
-  at::Tensor weight;       ///< (n, dim) float32
-  at::Tensor state;        ///< (n, state_per_row) float32
-  at::Tensor occurrences;  ///< (n) int64, as Eviction::kFrequency counts them
-  at::Tensor last_step;    ///< (n) int64, the step in which the key last occurred
+  KeyCounts known;
+  at::Tensor weight;     ///< of each known key its row as it is stored, (n, stored_width) of stored_type
+  at::Tensor state;      ///< (n, state_per_row) float32
+  KeyCounts candidates;  ///< keys that are counted without having a row
 };
 
 /// Tables without a fixed vocabulary: ids are keys of 64 bits, which get rows as they occur. The `rows` of a TableSpec
@@ -71,9 +80,10 @@ struct KeyedRows {
 ///     pool(tables.packed(), slots), update(tables.packed(), {{slots, gradient}})  // or samples_of(slots, ...) of them
 ///     tables.end();                              // rows leave
 ///
-/// A row begins as InitialRows has it for its key within initial_bound(rows), whenever and wherever the key comes
-/// first; so does one that has left and comes again. A key without a row reads zeros, and its gradient goes nowhere (as
-/// in DeepRec's EmbeddingVariable); a mean counts it. Results do not depend on the number of threads.
+/// A row begins as InitialRows has it for its key within initial_bound(rows) (of the whole table, where it is a part of
+/// one), whenever and wherever the key comes first; so does one that has left and comes again. A key without a row
+/// reads zeros, and its gradient goes nowhere (as in DeepRec's EmbeddingVariable); a mean counts it. Results do not
+/// depend on the number of threads.
 class HashedTables {
  public:
   /// Throws UserError as PackedTables, and for options out of their range.
@@ -93,8 +103,8 @@ class HashedTables {
   /// check_jagged.
   Jagged find(const Jagged& keys) const;
 
-  /// Between steps: all there is of a table, and the way back. Candidates are not part of it: they begin anew. load
-  /// throws UserError for shapes that do not fit, keys that are there twice and more of them than the table may have.
+  /// Between steps: all there is of a table, and the way back. load throws UserError for shapes that do not fit, keys
+  /// that are there twice and more of them than the table may have.
   KeyedRows contents(int64_t table) const;
   void load(int64_t table, const KeyedRows& contents);
 
@@ -128,6 +138,10 @@ class HashedTables {
     std::vector<Entry>& entries() { return entries_; }
     const std::vector<Entry>& entries() const { return entries_; }
     int64_t bytes() const;
+    /// The numbers that are taken, by their keys.
+    std::vector<int64_t> ascending() const;
+    KeyCounts counts(const std::vector<int64_t>& numbers) const;
+    void load(const KeyCounts& counts, const std::string& table);
 
    private:
     SlotMap<uint64_t> map_;
@@ -140,9 +154,11 @@ class HashedTables {
 
     InitialRows initial;
     uint64_t admission_seed;
-    int64_t rows = 0, dim = 0, state_width = 0;
-    float *weight = nullptr, *state = nullptr;  // of packed_
-    Keys keys, candidates;                      // the row of entry i is i + 1
+    int64_t rows = 0, row_bytes = 0, state_width = 0;
+    char* stored = nullptr;  // of packed_
+    float* state = nullptr;  // of packed_
+    at::Tensor rows_held;    // (rows + 1) int32: of each row what its key is rounded by
+    Keys keys, candidates;   // the row of entry i is i + 1
     HashedCounters counters;
   };
   /// A key of a step that has no row when that begins.
@@ -158,6 +174,7 @@ class HashedTables {
   void evict_candidates(Table& table) const;
   void clear_null_row(Table& table) const;
   void initialize_row(const Table& table, uint64_t key, uint32_t number) const;
+  static void hold(const Table& table, uint64_t key, int64_t row);
 
   PackSpec spec_;
   HashedOptions options_;

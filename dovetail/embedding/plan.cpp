@@ -8,6 +8,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <utility>
 
 #include "dovetail/base/enum_names.h"
 #include "dovetail/base/error.h"
@@ -30,7 +31,7 @@ int64_t bytes_of(const PackSpec& spec, int64_t t) {
 
 bool columns_can_be_cut(const PackSpec& spec, int64_t t, int64_t ranks) {
   return spec.optimizer.kind != OptimizerKind::kRowWiseAdagrad && spec.row_dtype != RowDtype::kMXFP8 &&
-         table_of(spec, t).dim >= kColumnUnit * ranks;
+         !table_of(spec, t).hashed && table_of(spec, t).dim >= kColumnUnit * ranks;
 }
 
 /// Of `count` units in equal parts, where part `index` begins.
@@ -58,11 +59,17 @@ void check_column_wise(const PackSpec& spec, int64_t ranks) {
   user_check(spec.row_dtype != RowDtype::kMXFP8,
              "embedding: mxfp8 has one scale for 32 elements of a row, which column-wise tables would cut; use another "
              "sharding, or bf16");
-  for (const TableSpec& table : spec.tables)
+  for (const TableSpec& table : spec.tables) {
+    user_check(
+        !table.hashed,
+        "embedding: the keys of table \"{}\", which has no fixed vocabulary, are of whole rows, which column-wise "
+        "tables would cut; use another sharding",
+        table.name);
     user_check(
         table.dim >= kColumnUnit * ranks,
         "embedding: table \"{}\" has {} columns, too few to be cut over {} ranks ({} each); use another sharding",
         table.name, table.dim, ranks, kColumnUnit);
+  }
 }
 
 void choose_sharding(const PackSpec& spec, int64_t ranks, std::vector<PlannedTable>& tables) {
@@ -95,12 +102,13 @@ void place_whole_tables(int64_t ranks, std::vector<PlannedTable>& tables) {
   }
 }
 
-void pack_tables(EmbeddingPlan& plan, bool packing) {
-  std::map<Sharding, size_t> pack_of;
+void pack_tables(const PackSpec& spec, EmbeddingPlan& plan, bool packing) {
+  std::map<std::pair<Sharding, bool>, size_t> pack_of;
   for (size_t t = 0; t < plan.tables.size(); ++t) {
     const PlannedTable& table = plan.tables[t];
-    const auto [place, fresh] = pack_of.try_emplace(table.sharding, plan.packs.size());
-    if (fresh || !packing) plan.packs.push_back({.tables = {}, .sharding = table.sharding});
+    const bool hashed = spec.tables[t].hashed;
+    const auto [place, fresh] = pack_of.try_emplace({table.sharding, hashed}, plan.packs.size());
+    if (fresh || !packing) plan.packs.push_back({.tables = {}, .sharding = table.sharding, .hashed = hashed});
     PlannedPack& pack = packing ? plan.packs[place->second] : plan.packs.back();
     pack.tables.push_back(static_cast<int64_t>(t));
     pack.volume += table.volume;
@@ -109,7 +117,8 @@ void pack_tables(EmbeddingPlan& plan, bool packing) {
 
 /// A pack in `parts`, its tables dealt out like the groups' packs.
 std::vector<PlannedPack> split(const EmbeddingPlan& plan, const PlannedPack& pack, int64_t parts) {
-  std::vector<PlannedPack> found(static_cast<size_t>(parts), {.tables = {}, .sharding = pack.sharding});
+  std::vector<PlannedPack> found(static_cast<size_t>(parts),
+                                 {.tables = {}, .sharding = pack.sharding, .hashed = pack.hashed});
   std::vector<int64_t> tables = pack.tables;
   const auto volume = [&](int64_t t) { return plan.tables[static_cast<size_t>(t)].volume; };
   std::ranges::stable_sort(tables, [&](int64_t a, int64_t b) { return volume(a) > volume(b); });
@@ -178,7 +187,7 @@ EmbeddingPlan make_plan(const PackSpec& spec, const PlanOptions& options) {
     choose_sharding(spec, options.ranks, plan.tables);
   }
   place_whole_tables(options.ranks, plan.tables);
-  pack_tables(plan, options.packing);
+  pack_tables(spec, plan, options.packing);
   if (options.packing) split_packs(plan);
   group_packs(plan);
   return plan;
@@ -195,9 +204,14 @@ TableSpec local_table(const PackSpec& spec, const EmbeddingPlan& plan, int64_t t
   TableSpec table = table_of(spec, t);
   switch (plan.tables[static_cast<size_t>(t)].sharding) {
     case Sharding::kRowWise:
+      table.pooling = Pooling::kSum;
+      if (table.hashed) {
+        table.slice = {.whole_rows = table.rows};
+        table.rows = (table.rows + plan.ranks - 1) / plan.ranks;
+        return table;
+      }
       table.slice = {.first_row = rank, .row_step = plan.ranks, .whole_rows = table.rows};
       table.rows = (table.rows - rank + plan.ranks - 1) / plan.ranks;
-      table.pooling = Pooling::kSum;
       return table;
     case Sharding::kColumnWise: {
       const int64_t units = table.dim / kColumnUnit;
@@ -271,6 +285,7 @@ nlohmann::ordered_json to_json(const PackSpec& spec, const EmbeddingPlan& plan) 
                                       {"rows", table_of(spec, t).rows},
                                       {"dim", table_of(spec, t).dim},
                                       {"volume", plan.tables[static_cast<size_t>(t)].volume}};
+      if (pack.hashed) table["hashed"] = true;
       if (pack.sharding == Sharding::kTableWise) table["rank"] = plan.tables[static_cast<size_t>(t)].rank;
       tables.push_back(std::move(table));
     }

@@ -12,7 +12,8 @@
 namespace dovetail::embedding {
 
 /// How a table lies on n ranks.
-///   kRowWise     row i on rank i mod n, as its row i div n. Each rank pools what it has of a bag; the parts are added
+///   kRowWise     row i on rank i mod n, as its row i div n; a key without a fixed vocabulary on rank key mod n, which
+///                may have an n-th of the table's most rows. Each rank pools what it has of a bag; the parts are added
 ///                in the order of ranks.
 ///   kTableWise   whole, on one rank.
 ///   kColumnWise  all rows on every rank, a range of columns on each.
@@ -34,6 +35,7 @@ struct PlannedTable {
 struct PlannedPack {
   std::vector<int64_t> tables;  ///< ascending
   Sharding sharding = Sharding::kReplicated;
+  bool hashed = false;  ///< tables without a fixed vocabulary, which share no pack with others
   double volume = 0;
   int64_t group = 0;  ///< packs of one group are gathered while those of the group before are exchanged
 };
@@ -58,14 +60,15 @@ struct PlanOptions {
 ///    bytes on the wire stay those of a whole table), else by rows (n times those, for every rank sends its part of
 ///    every bag). The others stay whole: the largest volume first to the rank with the least (LPT). Replicated is never
 ///    chosen: its exchange is n / 2 times a whole table's, and every rank makes every update.
-/// 2. Packing. Tables that lie alike are one pack. All tables have one optimizer and dtype, and poolings and dimensions
+/// 2. Packing. Tables that lie alike, all hashed or none, are one pack. All tables have one optimizer and dtype, and
+/// poolings and dimensions
 ///    mix within a pack.
 /// 3. Splitting. A pack whose volume exceeds the mean is split into parts of about the mean; while there are fewer
 /// packs
 ///    than groups the largest that can be is halved.
 /// 4. Grouping. The largest volume first to the group with the least.
-/// Throws UserError for column-wise tables of fewer than 4 columns a rank, under row-wise Adagrad, whose state is of
-/// the whole row, or in MXFP8, whose scales are of 32 elements.
+/// Throws UserError for column-wise tables of fewer than 4 columns a rank, hashed ones, under row-wise Adagrad, whose
+/// state is of the whole row, or in MXFP8, whose scales are of 32 elements.
 EmbeddingPlan make_plan(const PackSpec& spec, const PlanOptions& options);
 
 /// The features that look into a pack's tables, ascending.

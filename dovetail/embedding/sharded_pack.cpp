@@ -54,13 +54,16 @@ at::Tensor encode_rows(const at::Tensor& rows, Payload payload) { return encode(
 }  // namespace
 
 ShardedPack::ShardedPack(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank,
-                         const Payloads& payloads, const std::optional<TierOptions>& tiers)
+                         const Payloads& payloads, const std::optional<TierOptions>& tiers, const HashedOptions& hashed)
     : sharding_(pack.sharding),
       ranks_(plan.ranks),
       rank_(rank),
       payloads_(payloads),
       features_(embedding::features_of(spec, pack)) {
-  if (tiers) {
+  if (pack.hashed) {
+    id_words_ = 2;
+    hashed_.emplace(rank_spec(spec, plan, pack, rank), part_of(hashed));
+  } else if (tiers) {
     tiers_.emplace(rank_spec(spec, plan, pack, rank), *tiers);
   } else {
     packed_.emplace(rank_spec(spec, plan, pack, rank));
@@ -87,7 +90,7 @@ int64_t ShardedPack::local_table(int64_t table) const {
 }
 
 int64_t ShardedPack::rows(int64_t local) const {
-  return (tiers_ ? tiers_->spec() : packed_->spec()).tables[static_cast<size_t>(local)].rows;
+  return (tiers_ ? tiers_->spec() : tables().spec()).tables[static_cast<size_t>(local)].rows;
 }
 
 TableContents ShardedPack::read(int64_t local) const {
@@ -103,9 +106,19 @@ void ShardedPack::write(int64_t local, const TableContents& contents) {
   packed_->packed_state(local).copy_(contents.state);
 }
 
-void ShardedPack::begin(std::vector<Jagged>& received) {
-  if (!tiers_) return;
-  const Jagged slots = tiers_->begin(side_by_side(received));
+/// A rank that has an n-th of the keys may have an n-th of what there may be of them.
+HashedOptions ShardedPack::part_of(HashedOptions options) const {
+  if (sharding_ != Sharding::kRowWise) return options;
+  options.max_candidates = (options.max_candidates + ranks_ - 1) / ranks_;
+  options.keep_rows = (options.keep_rows + ranks_ - 1) / ranks_;
+  return options;
+}
+
+void ShardedPack::begin(std::vector<Jagged>& received, bool training) {
+  training_ = training;
+  if (!tiers_ && !hashed_) return;
+  const Jagged ids = side_by_side(received);
+  const Jagged slots = tiers_ ? tiers_->begin(ids) : training ? hashed_->begin(ids) : hashed_->find(ids);
   int64_t first = 0;
   for (Jagged& batch : received) {
     batch = samples_of(slots, first, batch.samples);
@@ -119,6 +132,7 @@ void ShardedPack::prefetch(const std::vector<Jagged>& received) const {
 
 void ShardedPack::end() {
   if (tiers_) tiers_->end();
+  if (hashed_ && training_) hashed_->end();
 }
 
 ShardedPack::Part ShardedPack::make_part(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack,
@@ -147,7 +161,7 @@ void ShardedPack::each_destination(int64_t feature, int64_t id, const Emit& emit
   switch (sharding_) {
     case Sharding::kRowWise: {
       const auto key = static_cast<uint64_t>(id), ranks = static_cast<uint64_t>(ranks_);
-      emit(static_cast<int64_t>(key % ranks), static_cast<int64_t>(key / ranks));
+      emit(static_cast<int64_t>(key % ranks), hashed_ ? id : static_cast<int64_t>(key / ranks));
       return;
     }
     case Sharding::kTableWise:
@@ -159,11 +173,23 @@ void ShardedPack::each_destination(int64_t feature, int64_t id, const Emit& emit
   }
 }
 
+void ShardedPack::write_id(int64_t id, int32_t* words) const {
+  words[0] = std::bit_cast<int32_t>(static_cast<uint32_t>(id));
+  if (id_words_ > 1) words[1] = std::bit_cast<int32_t>(static_cast<uint32_t>(static_cast<uint64_t>(id) >> 32));
+}
+
+int64_t ShardedPack::read_id(const int32_t* words) const {
+  const auto low = static_cast<uint64_t>(std::bit_cast<uint32_t>(words[0]));
+  if (id_words_ == 1) return static_cast<int64_t>(low);
+  return static_cast<int64_t>(low | static_cast<uint64_t>(std::bit_cast<uint32_t>(words[1])) << 32);
+}
+
 Message ShardedPack::write_ids(const Jagged& batch) const {
   const auto ranks = static_cast<size_t>(ranks_);
   const int64_t* values = batch.values.const_data_ptr<int64_t>();
   const int64_t* offsets = batch.offsets.const_data_ptr<int64_t>();
-  // Of each feature and rank: how many ids go there, then where its lengths and its ids begin in the message.
+  // Of each feature and rank: how many ids go there, then the number of its first among the rank's; where its lengths
+  // begin in the message.
   std::vector<std::vector<int64_t>> ids_at(features_.size(), std::vector<int64_t>(ranks, 0)), lengths_at = ids_at;
   parallel_pieces(batch.features, 1, [&](int64_t begin, int64_t end) {
     for (int64_t f = begin; f < end; ++f)
@@ -172,7 +198,7 @@ Message ShardedPack::write_ids(const Jagged& batch) const {
   });
   Message message;
   int64_t next = 0;
-  std::vector<int64_t> headers, ids_of_rank;
+  std::vector<int64_t> headers, ids_begin, ids_of_rank;
   for (size_t r = 0; r < ranks; ++r) {
     const int64_t begin = next;
     int64_t ids = 0;
@@ -182,11 +208,13 @@ Message ShardedPack::write_ids(const Jagged& batch) const {
       lengths_at[size_t(f)][r] = next;
       next += batch.samples;
     }
+    ids_begin.push_back(next);
     for (const int64_t f : parts_[r].features) {
-      ids += ids_at[size_t(f)][r];
-      next += std::exchange(ids_at[size_t(f)][r], next);
+      const int64_t count = std::exchange(ids_at[size_t(f)][r], ids);
+      ids += count;
     }
     ids_of_rank.push_back(ids);
+    next += id_words_ * ids;
     if (batch.weights.defined()) next += ids;
     message.counts.push_back(next - begin);
   }
@@ -203,9 +231,10 @@ Message ShardedPack::write_ids(const Jagged& batch) const {
         for (int64_t i = offsets[f * batch.samples + b]; i < offsets[f * batch.samples + b + 1]; ++i) {
           each_destination(f, values[i], [&](int64_t r, int64_t row) {
             ++words[lengths_at[size_t(f)][size_t(r)] + b];
-            const int64_t place = ids_at[size_t(f)][size_t(r)]++;
-            words[place] = std::bit_cast<int32_t>(static_cast<uint32_t>(row));
-            if (weights) words[place + ids_of_rank[size_t(r)]] = std::bit_cast<int32_t>(weights[i]);
+            const int64_t number = ids_at[size_t(f)][size_t(r)]++;
+            int32_t* ids = words + ids_begin[size_t(r)];
+            write_id(row, ids + id_words_ * number);
+            if (weights) ids[id_words_ * ids_of_rank[size_t(r)] + number] = std::bit_cast<int32_t>(weights[i]);
           });
         }
       }
@@ -221,7 +250,7 @@ std::vector<Jagged> ShardedPack::read_ids(const at::Tensor& words, const std::ve
   for (const int64_t count : counts) {
     const int64_t samples = next[0], bags = features * samples;
     const bool weighted = next[1] != 0;
-    const int64_t ids = (count - kHeader - bags) / (weighted ? 2 : 1);
+    const int64_t ids = (count - kHeader - bags) / (id_words_ + (weighted ? 1 : 0));
     Jagged batch{.values = at::empty({ids}, at::kLong),
                  .offsets = at::empty({bags + 1}, at::kLong),
                  .weights = weighted ? at::empty({ids}, at::kFloat) : at::Tensor(),
@@ -231,10 +260,10 @@ std::vector<Jagged> ShardedPack::read_ids(const at::Tensor& words, const std::ve
     offsets[0] = 0;
     std::partial_sum(next + kHeader, next + kHeader + bags, offsets + 1, std::plus<int64_t>());
     const int32_t* rows = next + kHeader + bags;
-    std::transform(rows, rows + ids, batch.values.mutable_data_ptr<int64_t>(),
-                   [](int32_t row) { return static_cast<int64_t>(std::bit_cast<uint32_t>(row)); });
+    auto* values = batch.values.mutable_data_ptr<int64_t>();
+    for (int64_t i = 0; i < ids; ++i) values[i] = read_id(rows + id_words_ * i);
     if (weighted)
-      std::transform(rows + ids, rows + 2 * ids, batch.weights.mutable_data_ptr<float>(),
+      std::transform(rows + id_words_ * ids, rows + (id_words_ + 1) * ids, batch.weights.mutable_data_ptr<float>(),
                      [](int32_t bits) { return std::bit_cast<float>(bits); });
     received.push_back(std::move(batch));
     next += count;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dovetail/comm/all_to_all.h"
+#include "dovetail/embedding/hashed.h"
 #include "dovetail/embedding/lookup.h"
 #include "dovetail/embedding/plan.h"
 #include "dovetail/embedding/tiered.h"
@@ -30,27 +31,30 @@ struct TableContents {
 /// gradient (samples, columns of the whole collection) float32.
 class ShardedPack {
  public:
-  /// With `tiers` for tables that are not in memory as a whole.
+  /// With `tiers` for tables that are not in memory as a whole. `hashed` is read of tables without a fixed vocabulary:
+  /// what it says of rows and candidates is for whole tables.
   ShardedPack(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank,
-              const Payloads& payloads, const std::optional<TierOptions>& tiers = {});
+              const Payloads& payloads, const std::optional<TierOptions>& tiers = {}, const HashedOptions& hashed = {});
 
   /// Numbers in the whole collection.
   const std::vector<int64_t>& features() const { return features_; }
   /// What is looked up and updated: the tables, or the fast tier of them.
-  PackedTables& tables() { return tiers_ ? tiers_->fast() : *packed_; }
-  const PackedTables& tables() const { return tiers_ ? tiers_->fast() : *packed_; }
+  PackedTables& tables() { return tiers_ ? tiers_->fast() : hashed_ ? hashed_->packed() : *packed_; }
+  const PackedTables& tables() const { return tiers_ ? tiers_->fast() : hashed_ ? hashed_->packed() : *packed_; }
   const TieredTables* tiers() const { return tiers_ ? &*tiers_ : nullptr; }  ///< or null
+  HashedTables* hashed() { return hashed_ ? &*hashed_ : nullptr; }           ///< or null
+  const HashedTables* hashed() const { return hashed_ ? &*hashed_ : nullptr; }
   /// The rank's number of a table, or -1.
   int64_t local_table(int64_t table) const;
 
-  /// The rank's part of its table `local`, a view where there are no tiers. Between steps.
+  /// The rank's part of its table `local`, a view where there are no tiers. Between steps, and not of hashed tables.
   TableContents read(int64_t local) const;
   void write(int64_t local, const TableContents& contents);
   int64_t rows(int64_t local) const;
 
-  /// A step begins: the rows that `received` has for ids come into the fast tier, and become its slots. Without tiers
-  /// nothing happens.
-  void begin(std::vector<Jagged>& received);
+  /// A step begins: the rows that `received` has for ids come into the fast tier, and become its slots; of hashed
+  /// tables keys become rows, new ones are admitted if the step is `training`. Else nothing happens.
+  void begin(std::vector<Jagged>& received, bool training);
   void prefetch(const std::vector<Jagged>& received) const;
   void end();
 
@@ -59,7 +63,7 @@ class ShardedPack {
   bool exchanges_pooled() const { return !alone() && sharding_ != Sharding::kReplicated; }
 
   /// int32 words for each rank: samples, whether there are weights, the lengths of its features' bags, its rows of
-  /// their ids, the weights' bits.
+  /// their ids (of hashed tables two words, a key's lower half first), the weights' bits.
   Message write_ids(const Jagged& batch) const;
   /// What each rank sent.
   std::vector<Jagged> read_ids(const at::Tensor& words, const std::vector<int64_t>& counts) const;
@@ -92,6 +96,9 @@ class ShardedPack {
 
   Part make_part(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank) const;
   bool same_for_all() const { return sharding_ == Sharding::kRowWise || sharding_ == Sharding::kReplicated; }
+  HashedOptions part_of(HashedOptions options) const;
+  void write_id(int64_t id, int32_t* words) const;
+  int64_t read_id(const int32_t* words) const;
   template <class Emit>
   void each_destination(int64_t feature, int64_t id, const Emit& emit) const;
   /// A feature's columns of sums, or of the gradient of its means, times 1 / the sizes of its bags, where ranks add
@@ -107,8 +114,11 @@ class ShardedPack {
   std::vector<int64_t> feature_rank_;                  ///< kTableWise
   std::vector<int64_t> feature_column_, feature_dim_;  ///< in the whole output
   std::vector<bool> mean_by_samples_;                  ///< features whose sums become means where they are put together
-  std::optional<PackedTables> packed_;                 ///< or `tiers_`
+  std::optional<PackedTables> packed_;                 ///< or `tiers_` or `hashed_`
   std::optional<TieredTables> tiers_;
+  std::optional<HashedTables> hashed_;
+  int64_t id_words_ = 1;
+  bool training_ = false;  ///< the step under way
   std::vector<Part> parts_;
 };
 

@@ -30,6 +30,7 @@ struct TableSpec {
   int64_t rows = 0, dim = 0;
   Pooling pooling = Pooling::kSum;
   TableSlice slice = {};
+  bool hashed = false;  ///< without a fixed vocabulary (hashed.h): ids are keys, `rows` the most that there may be
 };
 
 /// Tables whose lookups are one operation and whose rows have one optimizer.

@@ -12,6 +12,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/train/embedding_section.h"
 #include "dovetail/train/quantization.h"
 #include "dovetail/train/recommender_lookups.h"
 
@@ -59,7 +60,8 @@ constexpr std::string_view kOfGpt[] = {"/model/",
                                        "/log/quantization_every",
                                        "/log/experts_every",
                                        "/log/sample_"};
-constexpr std::string_view kOfRecommender[] = {"/recommender/", "/rows/", "/embedding/", "/eval/max_rows"};
+constexpr std::string_view kOfRecommender[] = {"/recommender/", "/rows/", "/embedding/", "/eval/max_rows",
+                                               "/log/tables_every"};
 
 /// Throws UserError for a key that what is trained does not read.
 void check_sections(RunConfig config) {
@@ -82,33 +84,6 @@ void check_sections(RunConfig config) {
                                : "GPT ([model])"),
         recommends ? "leave it out" : "leave it out, or say which recommender to train (recommender.model)");
   }
-}
-
-/// Keys that the optimizer of the tables does not read.
-void check_embedding(const EmbeddingSection& embedding) {
-  const EmbeddingSection none;
-  const auto only = [&](const char* key, bool given, std::initializer_list<std::string_view> readers) {
-    user_check(!given || std::ranges::find(readers, embedding.optimizer) != readers.end(),
-               "embedding.{} does nothing with embedding.optimizer = \"{}\"; leave it out", key, embedding.optimizer);
-  };
-  only("momentum", embedding.momentum != none.momentum, {"momentum"});
-  only("betas", embedding.betas != none.betas, {"adam"});
-  only("eps", embedding.eps != none.eps, {"adagrad", "rowwise_adagrad", "adam"});
-  const auto only_tiers = [&](const char* key, bool given) {
-    user_check(!given || embedding.memory_bytes != 0,
-               "embedding.{} does nothing with embedding.memory_bytes = 0, where all rows are in memory; leave it out",
-               key);
-  };
-  only_tiers("policy", embedding.policy != none.policy);
-  only_tiers("warmup_steps", embedding.warmup_steps != none.warmup_steps);
-  only_tiers("refresh_steps", embedding.refresh_steps != none.refresh_steps);
-  only_tiers("step_rows", embedding.step_rows != none.step_rows);
-  const bool counts = embedding.policy == "hot";
-  user_check(counts || (embedding.warmup_steps == none.warmup_steps && embedding.refresh_steps == none.refresh_steps),
-             "embedding.warmup_steps and refresh_steps do nothing with embedding.policy = \"{}\"; leave them out",
-             embedding.policy);
-  user_check(embedding.betas.size() == 2, "embedding.betas has {} entries, but Adam has two: [beta1, beta2]",
-             embedding.betas.size());
 }
 
 /// What depends on the length of the run, and how far its days decide it.
@@ -134,7 +109,7 @@ void check_across_sections(const RunConfig& config) {
   if (config.recommends()) {
     config.rows.check();
     check(config.recommender, recommender_inputs(config));
-    check_embedding(config.embedding);
+    check_embedding(config);
   } else {
     check_data_source(config.data);
   }
@@ -272,58 +247,6 @@ void OptimizerSection::describe(Section& s) {
   s.value("weight_decay", weight_decay, "Decoupled decay of matrices; norms and biases have none").range(0, 10);
 }
 
-void EmbeddingSection::describe(Section& s) {
-  s.value("pooling", pooling, "The ids of a bag: their rows' sum or mean").choices({"sum", "mean"});
-  s.value(
-       "row_dtype", row_dtype,
-       "How rows are stored; bf16 and mxfp8 (E4M3, a scale for 32 elements) are rounded stochastically when they are "
-       "updated. Their optimizer's state is FP32")
-      .choices({"fp32", "bf16", "mxfp8"});
-  s.value("optimizer", optimizer,
-          "Of the rows that a step touches: sgd, momentum, adagrad (Duchi et al. 2011), rowwise_adagrad (one sum of "
-          "squares per row, as FBGEMM), adam (moments of touched rows, as torch.optim.SparseAdam)")
-      .choices({"sgd", "momentum", "adagrad", "rowwise_adagrad", "adam"});
-  s.value("lr", lr, "Highest learning rate of the rows; it follows [schedule]").above(0);
-  s.value("momentum", momentum, "momentum: share of the last update that is kept").range(0, 1);
-  s.value("betas", betas, "adam: decay rates of the first and second moment").range(0, 1);
-  s.value("eps", eps, "Added to the square root of the second moment or of the sum of squares").above(0);
-  s.value("weight_decay", weight_decay, "Times the row, added to its gradient (L2) in steps that touch it")
-      .range(0, 10);
-  s.value(
-       "sharding", sharding,
-       "How tables lie on ranks: auto (whole ones balanced over the ranks, those too large for that cut), row (row i "
-       "on rank i mod n), table (whole), column (a range of columns on each), replicated (whole on every rank)")
-      .choices({"auto", "row", "table", "column", "replicated"});
-  s.value("exchange", exchange, "How pooled rows and their gradients travel between ranks")
-      .choices({"fp32", "bf16", "mxfp8"});
-  s.value("packing", packing, "Whether tables that lie alike are looked up as one; results do not depend on it");
-  s.value("groups", groups,
-          "Groups of packs, of which one is gathered while the one before is exchanged; results do not depend on it. "
-          "auto: the fastest of 1, 2 and 4 in some steps before the first")
-      .range(1, 1024)
-      .word("auto", kAuto);
-  s.value(
-       "memory_bytes", memory_bytes,
-       "Memory of a rank for rows and their state; the rows that are used least are in files of the run's folder. 0: "
-       "all in memory; auto: all if they fit beside what some steps before the first were seen to need, else what is "
-       "left. Results do not depend on it")
-      .unit("bytes")
-      .range(0, 1e15)
-      .word("auto", kAuto);
-  s.value("policy", policy,
-          "Which rows stay in memory_bytes: hot (the most frequent, counted), lru or lfu (set-associative)")
-      .choices({"hot", "lru", "lfu"});
-  s.value("warmup_steps", warmup_steps, "hot: steps that are counted before rows are chosen")
-      .unit("steps")
-      .range(1, kManySteps);
-  s.value("refresh_steps", refresh_steps, "hot: steps between choices; 0: chosen once")
-      .unit("steps")
-      .range(0, kManySteps);
-  s.value("step_rows", step_rows,
-          "Most distinct rows of a table that one step brings in from the disk; 0: twice what the first batch has")
-      .range(0, 1e12);
-}
-
 void ScheduleSection::describe(Section& s) {
   s.value("warmup_steps", warmup_steps, "Steps of linear warm-up from zero").unit("steps").range(0, kManySteps);
   s.value("decay", decay,
@@ -386,6 +309,10 @@ void LogSection::describe(Section& s) {
       .range(0, kManySteps);
   s.value("experts_every", experts_every,
           "Steps between records of how tokens spread over the experts, where there are any; 0: none")
+      .unit("steps")
+      .range(0, kManySteps);
+  s.value("tables_every", tables_every,
+          "Steps between records of keys admitted, refused and evicted, where tables have no fixed vocabulary; 0: none")
       .unit("steps")
       .range(0, kManySteps);
   s.value("trace_steps", trace_steps, "Steps recorded as Chrome/Perfetto traces, trace-<step>.json")

@@ -87,6 +87,7 @@ struct LogSection {
   bool tensorboard = true;
   int64_t quantization_every = 100;         ///< steps between lines of quantization.jsonl; 0: none
   int64_t experts_every = 100;              ///< steps between lines of experts.jsonl; 0: none
+  int64_t tables_every = 100;               ///< steps between lines of tables.jsonl; 0: none
   std::vector<int64_t> trace_steps;         ///< steps recorded to trace-<step>.json
   std::vector<std::string> sample_prompts;  ///< continued at the end, into the report
   int64_t sample_tokens = 120;
@@ -115,6 +116,19 @@ struct ParallelSection {
   bool operator==(const ParallelSection&) const = default;
 };
 
+/// Tables without a fixed vocabulary: which ids get a row, and which lose it (embedding/hashed.h).
+struct DynamicSection {
+  std::string admission = "always";  ///< always | count | probability
+  int64_t min_count = 2;
+  int64_t max_candidates = 1000000;  ///< of a table
+  double probability = 0.1;
+  std::string eviction = "none";  ///< none | age | frequency
+  int64_t evict_steps = 1000, max_age = 100000;
+  int64_t keep_rows = 0;  ///< of a table
+  void describe(Section& s);
+  bool operator==(const DynamicSection&) const = default;
+};
+
 /// The tables of a recommender.
 struct EmbeddingSection {
   static constexpr int64_t kAuto = -1;  ///< measured in some steps before the first
@@ -133,6 +147,7 @@ struct EmbeddingSection {
   int64_t memory_bytes = 0;  ///< of a rank for rows and state, the others on the disk; 0: all in memory
   std::string policy = "hot";
   int64_t warmup_steps = 100, refresh_steps = 1000, step_rows = 0;
+  DynamicSection dynamic;
   void describe(Section& s);
 };
 

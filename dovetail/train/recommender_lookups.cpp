@@ -113,10 +113,12 @@ RecommenderLookups::RecommenderLookups(const RunConfig& config) : config_(config
 }
 
 int64_t RecommenderLookups::add_table(const std::string& name, int64_t feature, int64_t dim) {
+  const SparseConfig& from = config_.rows.sparse[static_cast<size_t>(feature)];
   pack_.tables.push_back({.name = name,
-                          .rows = config_.rows.sparse[static_cast<size_t>(feature)].num_rows,
+                          .rows = from.hashed() ? from.max_rows : from.num_rows,
                           .dim = dim,
-                          .pooling = embedding::parse_pooling(config_.embedding.pooling)});
+                          .pooling = embedding::parse_pooling(config_.embedding.pooling),
+                          .hashed = from.hashed()});
   return std::ssize(pack_.tables) - 1;
 }
 

@@ -19,15 +19,11 @@
 #include "dovetail/train/collective.h"
 #include "dovetail/train/ranking_metrics.h"
 #include "dovetail/train/recommender_loss.h"
+#include "dovetail/train/recommender_tables.h"
 #include "dovetail/train/recommender_validation.h"
 
 namespace dovetail {
 namespace {
-
-constexpr std::string_view kTables = "embedding.";
-
-std::string weight_name(const embedding::TableSpec& table) { return fmt::format("{}{}.weight", kTables, table.name); }
-std::string state_name(const embedding::TableSpec& table) { return fmt::format("{}{}.state", kTables, table.name); }
 
 std::vector<int> ranks_of(const Group& group) {
   std::vector<int> ranks(static_cast<size_t>(group.size()));
@@ -35,24 +31,15 @@ std::vector<int> ranks_of(const Group& group) {
   return ranks;
 }
 
-/// Throws UserError unless `tensors` are the rows and the state of these tables.
-void check_tables(const embedding::PackSpec& spec, std::map<std::string, at::Tensor> tensors) {
-  const auto take = [&](const std::string& name, int64_t rows, int64_t width, at::ScalarType dtype) {
-    if (width == 0) return;
-    const auto found = tensors.find(name);
-    user_check(found != tensors.end(), "the checkpoint lacks the tensor \"{}\" of this model", name);
-    user_check(found->second.sizes() == at::IntArrayRef({rows, width}) && found->second.scalar_type() == dtype,
-               "the checkpoint's \"{}\" is {}, but the table is ({}, {}) {}, as embedding.row_dtype = \"{}\" has it",
-               name, describe(found->second), rows, width, c10::toString(dtype), embedding::name(spec.row_dtype));
-    tensors.erase(found);
-  };
-  for (const embedding::TableSpec& table : spec.tables) {
-    take(weight_name(table), table.rows, embedding::stored_width(spec.row_dtype, table.dim),
-         embedding::stored_type(spec.row_dtype));
-    take(state_name(table), table.rows, embedding::state_per_row(spec.optimizer.kind, table.dim), at::kFloat);
-  }
-  if (!tensors.empty())
-    throw UserError(fmt::format("the checkpoint's \"{}\" is not a table of this model", tensors.begin()->first));
+embedding::HashedOptions hashed_options(const DynamicSection& config) {
+  return {.admission = embedding::parse_admission(config.admission),
+          .min_count = config.min_count,
+          .max_candidates = config.max_candidates,
+          .probability = config.probability,
+          .eviction = embedding::parse_eviction(config.eviction),
+          .evict_steps = config.evict_steps,
+          .max_age = config.max_age,
+          .keep_rows = config.keep_rows};
 }
 
 /// Nothing where all rows are in memory.
@@ -155,7 +142,7 @@ void RecommenderTraining::build_tables(const TableSizes& sizes) {
   const Payload payload = parse_payload(config().embedding.exchange);
   tables_.reset();
   tables_.emplace(spec, plan, tables_group_, Payloads{.forward = payload, .backward = payload},
-                  tier_options(config(), spec, plan, sizes.memory_bytes));
+                  tier_options(config(), spec, plan, sizes.memory_bytes), hashed_options(config().embedding.dynamic));
 }
 
 RecommenderTraining::StepIds RecommenderTraining::start_lookups(int64_t step) {
@@ -265,6 +252,15 @@ at::Tensor RecommenderTraining::run_dense(const StepIds& step, int64_t first, co
   return gradient;
 }
 
+void RecommenderTraining::report_step() {
+  const int64_t every = config().log.tables_every;
+  const bool hashed = std::ranges::any_of(tables_->spec().tables, &embedding::TableSpec::hashed);
+  if (!hashed || every == 0 || (state_.step % every != 0 && !complete())) return;
+  const embedding::HashedCounters now = sum_over_ranks(*group_, tables_->hashed_counters());
+  if (output() != nullptr) output()->write_tables(counters_json(state_.step, now, keys_before_));
+  keys_before_ = now;
+}
+
 std::optional<Validation> RecommenderTraining::evaluate() {
   if (config().rows.by_day()) return std::nullopt;
   const int64_t limit = complete() ? 0 : config().eval.max_rows, all = loader_->num_validation_rows();
@@ -325,6 +321,7 @@ void RecommenderTraining::finish(const RunFolder&, bool quiet) {
         "from the disk, {} written",
         100 * tiers->hit_rate(), 100 * tiers->ideal_hit_rate(), format_bytes(static_cast<double>(tiers->bytes_read)),
         format_bytes(static_cast<double>(tiers->bytes_written)));
+  if (keys_before_.found + keys_before_.admitted > 0) log_info("{}", counters_line(keys_before_));
   if (!state_.last_evaluated) return;
   const Validation& found = *state_.last_evaluated->validation;
   for (const TaskRanking& task : found.tasks) {
@@ -338,34 +335,20 @@ void RecommenderTraining::finish(const RunFolder&, bool quiet) {
 
 std::map<std::string, at::Tensor> RecommenderTraining::checkpoint_tensors() {
   std::map<std::string, at::Tensor> tensors = optimizer_->tensors();
-  for (size_t i = 0; i < tables_->spec().tables.size(); ++i) {
-    const embedding::TableSpec& table = tables_->spec().tables[i];
-    const embedding::TableContents contents = tables_->read(static_cast<int64_t>(i));
-    if (group_->rank() != 0) continue;
-    tensors[weight_name(table)] = contents.weight;
-    if (contents.state.defined()) tensors[state_name(table)] = contents.state;
-  }
+  for (int64_t t = 0; t < std::ssize(tables_->spec().tables); ++t) add_table(*tables_, t, group_->rank() == 0, tensors);
   return tensors;
 }
 
 void RecommenderTraining::restore_from(const std::map<std::string, at::Tensor>& tensors) {
   std::map<std::string, at::Tensor> of_model, of_tables;
-  for (const auto& [name, tensor] : tensors) (name.starts_with(kTables) ? of_tables : of_model)[name] = tensor;
+  for (const auto& [name, tensor] : tensors) (name.starts_with(kTablePrefix) ? of_tables : of_model)[name] = tensor;
   const embedding::PackSpec& spec = tables_->spec();
   on_rank_zero(*group_, "restoring the checkpoint", [&] {
     check_tables(spec, of_tables);
     optimizer_->load(of_model, state_.updates);
   });
-  for (size_t i = 0; i < spec.tables.size(); ++i) {
-    embedding::TableContents contents;
-    if (group_->rank() == 0) {
-      contents.weight = of_tables.at(weight_name(spec.tables[i]));
-      const auto state = of_tables.find(state_name(spec.tables[i]));
-      if (state != of_tables.end()) contents.state = state->second;
-    }
-    tables_->write(static_cast<int64_t>(i), contents);
-  }
-  tables_->set_steps(state_.updates);
+  for (int64_t t = 0; t < std::ssize(spec.tables); ++t) restore_table(*tables_, t, group_->rank() == 0, of_tables);
+  tables_->set_steps(state_.updates, state_.step);
   if (group_->size() == 1) return;
   std::map<std::string, at::Tensor> own = optimizer_->tensors();
   for (auto& [name, tensor] : own) group_->broadcast(tensor, 0);

@@ -36,7 +36,7 @@ class RecommenderTraining : public TrainingLoop {
 
  private:
   StepOutcome train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) override;
-  void report_step() override {}
+  void report_step() override;
   std::optional<Validation> evaluate() override;
   /// Of a run by days the rows of the day that begins with the step, but the first.
   std::optional<Validation> evaluate_before(int64_t number) override;
@@ -91,6 +91,7 @@ class RecommenderTraining : public TrainingLoop {
   std::optional<Optimizer> optimizer_;
   std::optional<GradientReducer> reducer_;
   std::optional<RowLoader> loader_;
+  embedding::HashedCounters keys_before_;                 ///< of all ranks, up to the last line of tables.jsonl
   embedding::TierCounters tiers_before_;                  ///< of this rank, up to the last step
   std::optional<StepIds> ahead_;                          ///< of the next step
   std::vector<std::vector<RankingMetrics>> validations_;  ///< of each task, of this process

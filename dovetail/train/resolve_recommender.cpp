@@ -58,9 +58,9 @@ void check_recommender(const ResolvedRun& run) {
       "lower the grain or take another micro-batch",
       run.micro_batch, grain);
   for (const SparseConfig& feature : rows.sparse)
-    user_check(feature.num_rows > 0,
-               "rows.sparse \"{}\" has no num_rows, but tables have a fixed number of rows; give one for its ids to be "
-               "hashed into",
+    user_check(!feature.hashed() || feature.max_rows > 0,
+               "rows.sparse \"{}\" has no num_rows; give one for its ids to be hashed into, or max_rows for a table "
+               "without a fixed vocabulary",
                feature.feature_name());
 }
 

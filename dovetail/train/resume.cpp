@@ -73,7 +73,8 @@ bool mixes_the_data(std::string_view key) {
 bool changes_the_rest(std::string_view key) {
   constexpr std::string_view kOfRows[] = {"embedding.lr",  "embedding.momentum",     "embedding.betas",
                                           "embedding.eps", "embedding.weight_decay", "embedding.exchange"};
-  return starts_with_any(key, {"optimizer.", "schedule.", "parallel.dispatch", "parallel.combine"}) ||
+  return starts_with_any(key,
+                         {"optimizer.", "schedule.", "parallel.dispatch", "parallel.combine", "embedding.dynamic."}) ||
          std::ranges::find(kOfRows, key) != std::end(kOfRows) || key == "recommender.grain" || key == "train.steps" ||
          key == "train.clip" || key == "train.micro_batch" || key == "train.checkpoint_activations";
 }

@@ -16,7 +16,8 @@
 namespace dovetail {
 namespace {
 
-constexpr const char *kQuantizationFile = "quantization.jsonl", *kExpertsFile = "experts.jsonl";
+constexpr const char *kQuantizationFile = "quantization.jsonl", *kExpertsFile = "experts.jsonl",
+                     *kTablesFile = "tables.jsonl";
 
 void add_rankings(const std::vector<TaskRanking>& tasks, std::vector<std::pair<std::string, double>>& values) {
   for (const TaskRanking& task : tasks) {
@@ -53,7 +54,8 @@ RunOutput::RunOutput(const RunFolder& folder, const RunConfig& config, int64_t f
     log_warning("{}/metrics.jsonl ends at step {}, the checkpoint is of step {}: the steps between are missing from it",
                 folder.path().string(), metrics_.last_kept(), first_step);
   }
-  for (auto [log, file] : {std::pair{&quantization_, kQuantizationFile}, std::pair{&experts_, kExpertsFile}}) {
+  for (auto [log, file] : {std::pair{&quantization_, kQuantizationFile}, std::pair{&experts_, kExpertsFile},
+                           std::pair{&tables_, kTablesFile}}) {
     if (std::filesystem::exists(folder.path() / file)) log->emplace(folder.path() / file, first_step);
   }
   // A run that has nothing left to train needs no event file.
@@ -118,6 +120,11 @@ void RunOutput::write_quantization(const nlohmann::ordered_json& statistics) {
     }
   }
   events_->scalars(statistics.at("step").get<int64_t>(), {named.begin(), named.end()});
+}
+
+void RunOutput::write_tables(const nlohmann::ordered_json& counters) {
+  if (!tables_) tables_.emplace(folder_.path() / kTablesFile, first_step_);
+  tables_->append(counters);
 }
 
 void RunOutput::write_experts(const nlohmann::ordered_json& statistics) {

@@ -66,9 +66,9 @@ TEST(HashedTables, AreTheTablesOfTheSameVocabulary) {
       }
       for (int64_t t = 0; t < 2; ++t) {
         const KeyedRows found = hashed.contents(t);
-        EXPECT_GT(found.keys.numel(), 80);
-        expect_same_bits(found.weight, plain.weight(t).index_select(0, found.keys));
-        expect_same_bits(found.state, plain.packed_state(t).index_select(0, found.keys));
+        EXPECT_GT(found.known.keys.numel(), 80);
+        expect_same_bits(found.weight, plain.weight(t).index_select(0, found.known.keys));
+        expect_same_bits(found.state, plain.packed_state(t).index_select(0, found.known.keys));
       }
     }
   }
@@ -215,8 +215,9 @@ HashedCounters like_oracle(const HashedOptions& options, int64_t capacity, int t
     oracle.step(keys);
     const KeyedRows found = tables.contents(0);
     std::map<int64_t, Oracle::Row> rows;
-    for (int64_t i = 0; i < found.keys.numel(); ++i)
-      rows[found.keys[i].item<int64_t>()] = {found.occurrences[i].item<int64_t>(), found.last_step[i].item<int64_t>()};
+    for (int64_t i = 0; i < found.known.keys.numel(); ++i)
+      rows[found.known.keys[i].item<int64_t>()] = {found.known.occurrences[i].item<int64_t>(),
+                                                   found.known.last_step[i].item<int64_t>()};
     EXPECT_EQ(rows, oracle.rows) << "step " << step;
   }
   const HashedCounters counters = tables.counters();
@@ -266,23 +267,36 @@ TEST(HashedTables, ARowThatComesAgainBeginsAnew) {
 }
 
 TEST(HashedTables, WhatIsSavedCanBeLoaded) {
-  const HashedOptions options = {.eviction = Eviction::kFrequency, .evict_steps = 4, .keep_rows = 60};
-  HashedTables first(one_table(200), options), second(one_table(200), options);
-  for (int64_t step = 1; step <= 10; ++step) train(first, single(skewed_keys(step)), static_cast<uint64_t>(step));
-  train(second, single({1, 2, 3}), 1);
-  second.load(0, first.contents(0));
-  second.set_steps(first.steps());
-  second.packed().set_steps(first.packed().steps());
-  for (int64_t step = 11; step <= 30; ++step) {
-    train(first, single(skewed_keys(step)), static_cast<uint64_t>(step));
-    train(second, single(skewed_keys(step)), static_cast<uint64_t>(step));
+  const HashedOptions options = {.admission = Admission::kCount,
+                                 .min_count = 3,
+                                 .max_candidates = 50,
+                                 .eviction = Eviction::kFrequency,
+                                 .evict_steps = 4,
+                                 .keep_rows = 60};
+  for (const RowDtype dtype : {RowDtype::kFloat32, RowDtype::kBFloat16, RowDtype::kMXFP8}) {
+    PackSpec spec = one_table(200);
+    spec.row_dtype = dtype;
+    HashedTables first(spec, options), second(spec, options);
+    for (int64_t step = 1; step <= 10; ++step) train(first, single(skewed_keys(step)), static_cast<uint64_t>(step));
+    train(second, single({1, 2, 3}), 1);
+    second.load(0, first.contents(0));
+    second.set_steps(first.steps());
+    second.packed().set_steps(first.packed().steps());
+    for (int64_t step = 11; step <= 30; ++step) {
+      train(first, single(skewed_keys(step)), static_cast<uint64_t>(step));
+      train(second, single(skewed_keys(step)), static_cast<uint64_t>(step));
+    }
+    const KeyedRows a = first.contents(0), b = second.contents(0);
+    EXPECT_TRUE(at::equal(a.known.keys, b.known.keys));
+    EXPECT_TRUE(at::equal(a.known.occurrences, b.known.occurrences));
+    EXPECT_TRUE(at::equal(a.known.last_step, b.known.last_step));
+    EXPECT_GT(a.candidates.keys.numel(), 0);
+    EXPECT_TRUE(at::equal(a.candidates.keys, b.candidates.keys));
+    EXPECT_TRUE(at::equal(a.candidates.occurrences, b.candidates.occurrences));
+    EXPECT_TRUE(at::equal(a.candidates.last_step, b.candidates.last_step));
+    EXPECT_TRUE(at::equal(a.weight, b.weight));
+    expect_same_bits(a.state, b.state);
   }
-  const KeyedRows a = first.contents(0), b = second.contents(0);
-  EXPECT_TRUE(at::equal(a.keys, b.keys));
-  EXPECT_TRUE(at::equal(a.occurrences, b.occurrences));
-  EXPECT_TRUE(at::equal(a.last_step, b.last_step));
-  expect_same_bits(a.weight, b.weight);
-  expect_same_bits(a.state, b.state);
 }
 
 TEST(HashedTables, MemoryGrowsWithTheRows) {
@@ -316,7 +330,7 @@ TEST(HashedTables, WhatCannotBeIsRefused) {
               HasSubstr("offsets"));
   train(tables, single({1, 2}), 1);
   KeyedRows rows = tables.contents(0);
-  rows.keys.fill_(7);
+  rows.known.keys.fill_(7);
   EXPECT_THAT(user_error([&] { tables.load(0, rows); }), HasSubstr("key 7 is there twice"));
   rows.weight = rows.weight.narrow(1, 0, 3);
   EXPECT_THAT(user_error([&] { tables.load(0, rows); }), HasSubstr("weight of table \"t\" must be (2, 4)"));
