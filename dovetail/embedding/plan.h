@@ -58,8 +58,9 @@ struct PlanOptions {
 /// 1. Sharding. Tables as `options` say. Else a table that is more than one rank's share of the volume or of the bytes
 ///    is cut, since no other placement balances it: by columns where the optimizer and the dimension allow it (the
 ///    bytes on the wire stay those of a whole table), else by rows (n times those, for every rank sends its part of
-///    every bag). The others stay whole: the largest volume first to the rank with the least (LPT). Replicated is never
-///    chosen: its exchange is n / 2 times a whole table's, and every rank makes every update.
+///    every bag). A hashed table stays whole, for in parts of one other keys would be refused and evicted. What is
+///    whole: the largest volume first to the rank with the least (LPT). Replicated is never chosen: its exchange is n /
+///    2 times a whole table's, and every rank makes every update.
 /// 2. Packing. Tables that lie alike, all hashed or none, are one pack. All tables have one optimizer and dtype, and
 /// poolings and dimensions
 ///    mix within a pack.

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -13,6 +15,7 @@
 #include "dovetail/embedding/row_format.h"
 #include "dovetail/io/safetensors.h"
 #include "dovetail/ops/dispatch.h"
+#include "dovetail/train/recommender_tables.h"
 #include "dovetail/train/resume.h"
 
 namespace dovetail {
@@ -22,14 +25,28 @@ constexpr const char *kTensorFile = "model.safetensors", *kJsonFile = "recommend
                      *kFormat = "dovetail.recommender";
 constexpr int64_t kVersion = 1;
 
-std::string weight_name(const embedding::TableSpec& table) { return fmt::format("embedding.{}.weight", table.name); }
+std::string weight_name(const embedding::TableSpec& table) { return table_tensor(table.name, "weight"); }
+std::string keys_name(const embedding::TableSpec& table) { return table_tensor(table.name, "keys"); }
 
 /// The tables of a config for looking up alone: no optimizer keeps state beside their rows, which are what those of the
-/// run stand for.
-embedding::PackSpec for_lookups(embedding::PackSpec spec) {
+/// run stand for; those without a fixed vocabulary have a row for each key that there is, and one of zeros.
+embedding::PackSpec for_lookups(embedding::PackSpec spec, const Snapshot& snapshot) {
   spec.optimizer = {.kind = embedding::OptimizerKind::kSgd};
   spec.row_dtype = embedding::RowDtype::kFloat32;
+  for (embedding::TableSpec& table : spec.tables) {
+    const auto keys = snapshot.tensors.find(keys_name(table));
+    if (table.hashed) table.rows = 1 + (keys == snapshot.tensors.end() ? 0 : keys->second.numel());
+  }
   return spec;
+}
+
+/// Throws UserError unless they ascend as numbers without a sign.
+void check_keys(const at::Tensor& keys, const std::string& name, const std::filesystem::path& from) {
+  user_check(keys.dim() == 1 && keys.scalar_type() == at::kLong, "{}: tensor {} is {}, but keys are (rows) int64",
+             from.string(), name, describe(keys));
+  const auto* key = reinterpret_cast<const uint64_t*>(keys.const_data_ptr<int64_t>());
+  user_check(std::is_sorted(key, key + keys.numel(), std::less_equal<>()) || keys.numel() < 2,
+             "{}: the keys of tensor {} do not ascend", from.string(), name);
 }
 
 /// Rows as float32, of which there is one copy more at a time: tables are large.
@@ -68,7 +85,8 @@ TrainedRecommender::TrainedRecommender(StoredRun stored)
       scales_(dense_scales(stored.snapshot.state)),
       model_(make_recommender(config_.recommender, recommender_inputs(config_))),
       lookups_(config_),
-      tables_(for_lookups(lookups_.pack()), embedding::PackedTables::Initial::kUnset) {
+      tables_(for_lookups(lookups_.pack(), stored.snapshot), embedding::PackedTables::Initial::kUnset),
+      keys_(lookups_.pack().tables.size()) {
   check_scales(config_.rows, scales_, stored.checkpoint.string());
   const at::NoGradGuard no_grad;
   std::map<std::string, at::Tensor>& tensors = stored.snapshot.tensors;
@@ -77,8 +95,16 @@ TrainedRecommender::TrainedRecommender(StoredRun stored)
   for (int64_t t = 0; t < std::ssize(lookups_.pack().tables); ++t) {
     const embedding::TableSpec& table = lookups_.pack().tables[static_cast<size_t>(t)];
     const std::string name = weight_name(table);
+    at::Tensor rows = tables_.weight(t);
+    if (table.hashed) {
+      at::Tensor keys = take(tensors, keys_name(table), stored.checkpoint).contiguous();
+      check_keys(keys, keys_name(table), stored.checkpoint);
+      keys_[static_cast<size_t>(t)] = keys;
+      rows[0].zero_();
+      rows = rows.narrow(0, 1, keys.numel());
+    }
     copy(decoded(take(tensors, name, stored.checkpoint), lookups_.pack().row_dtype, table.dim), name, stored.checkpoint,
-         tables_.weight(t));
+         rows);
   }
   model_->eval();
 }
@@ -86,14 +112,37 @@ TrainedRecommender::TrainedRecommender(StoredRun stored)
 at::Tensor TrainedRecommender::logits(const RowBatch& batch) const {
   const at::NoGradGuard no_grad;
   const embedding::Jagged ids = lookups_.ids(batch);
-  return model_->forward(lookups_.model_input(batch.dense, ids, embedding::pool(tables_, ids))).logits;
+  return model_->forward(lookups_.model_input(batch.dense, ids, embedding::pool(tables_, rows_of(ids)))).logits;
+}
+
+embedding::Jagged TrainedRecommender::rows_of(embedding::Jagged ids) const {
+  at::Tensor rows = ids.values.clone();
+  auto* value = rows.mutable_data_ptr<int64_t>();
+  const int64_t* offsets = ids.offsets.const_data_ptr<int64_t>();
+  for (int64_t f = 0; f < ids.features; ++f) {
+    const at::Tensor& keys = keys_[static_cast<size_t>(lookups_.pack().feature_table[static_cast<size_t>(f)])];
+    if (!keys.defined()) continue;
+    const auto* first = reinterpret_cast<const uint64_t*>(keys.const_data_ptr<int64_t>());
+    const auto* last = first + keys.numel();
+    for (int64_t i = offsets[f * ids.samples]; i < offsets[(f + 1) * ids.samples]; ++i) {
+      const auto key = static_cast<uint64_t>(value[i]);
+      const auto* found = std::lower_bound(first, last, key);
+      value[i] = found != last && *found == key ? 1 + (found - first) : 0;
+    }
+  }
+  ids.values = rows;
+  return ids;
 }
 
 std::map<std::string, at::Tensor> TrainedRecommender::tensors() const {
   std::map<std::string, at::Tensor> tensors;
   for (const auto& item : model_->named_parameters()) tensors["model." + item.key()] = item.value().detach();
-  for (int64_t t = 0; t < std::ssize(lookups_.pack().tables); ++t)
-    tensors[weight_name(lookups_.pack().tables[static_cast<size_t>(t)])] = tables_.weight(t);
+  for (int64_t t = 0; t < std::ssize(lookups_.pack().tables); ++t) {
+    const embedding::TableSpec& table = lookups_.pack().tables[static_cast<size_t>(t)];
+    const at::Tensor rows = tables_.weight(t);
+    tensors[weight_name(table)] = table.hashed ? rows.slice(0, 1) : rows;
+    if (table.hashed) tensors[keys_name(table)] = keys_[static_cast<size_t>(t)];
+  }
   return tensors;
 }
 
@@ -103,14 +152,17 @@ void export_recommender(const TrainedRecommender& recommender, const std::filesy
   user_check(!error, "cannot make {}: {}", folder.string(), error.message());
   const std::string sha256 = write_safetensors(folder / kTensorFile, recommender.tensors());
   RunConfig config = recommender.config();
-  const nlohmann::ordered_json json = {
-      {"format", kFormat},
-      {"version", kVersion},
-      {"step", recommender.step()},
-      {"tensors", {{"file", kTensorFile}, {"sha256", sha256}}},
-      {"hashing", {{"function", "xxh64"}, {"seed", 0}, {"cross_separator", "\x1f"}, {"row", "key mod num_rows"}}},
-      {"dense_scales", to_json(recommender.scales())},
-      {"config", config_to_json([&](Section& s) { config.describe(s); })}};
+  const nlohmann::ordered_json json = {{"format", kFormat},
+                                       {"version", kVersion},
+                                       {"step", recommender.step()},
+                                       {"tensors", {{"file", kTensorFile}, {"sha256", sha256}}},
+                                       {"hashing",
+                                        {{"function", "xxh64"},
+                                         {"seed", 0},
+                                         {"cross_separator", "\x1f"},
+                                         {"row", "key mod num_rows, or that of keys where num_rows is 0"}}},
+                                       {"dense_scales", to_json(recommender.scales())},
+                                       {"config", config_to_json([&](Section& s) { config.describe(s); })}};
   write_file_atomically(folder / kJsonFile, json.dump(2) + "\n");
 }
 

@@ -28,16 +28,21 @@ class TrainedRecommender {
   const std::vector<DenseScale>& scales() const { return scales_; }
   /// (B, tasks), float32: the log-odds of a batch whose dense columns were scaled so.
   at::Tensor logits(const RowBatch& batch) const;
-  /// "model.<parameter>" and "embedding.<table>.weight" (rows, dim), views.
+  /// "model.<parameter>", "embedding.<table>.weight" (rows, dim) and, of a table without a fixed vocabulary, its keys,
+  /// "embedding.<table>.keys" (rows); views.
   std::map<std::string, at::Tensor> tensors() const;
 
  private:
+  /// Ids with rows of `tables_` in the place of keys.
+  embedding::Jagged rows_of(embedding::Jagged ids) const;
+
   RunConfig config_;
   int64_t step_;
   std::vector<DenseScale> scales_;
   std::shared_ptr<Recommender> model_;
   RecommenderLookups lookups_;
-  embedding::PackedTables tables_;
+  embedding::PackedTables tables_;  ///< without a fixed vocabulary the rows of `keys_`, behind one of zeros
+  std::vector<at::Tensor> keys_;    ///< of each table (rows) int64, ascending by their bits; or undefined
 };
 
 /// Writes model.safetensors and recommender.json (docs/recommenders.md) into `folder`, which `dovetail eval` and

@@ -11,7 +11,8 @@ _CROSS = b"\x1f"
 
 
 class Bags(NamedTuple):
-    """The ids of one feature: row b's are values[offsets[b]:offsets[b + 1]], rows of the feature's table."""
+    """The ids of one feature: row b's are values[offsets[b]:offsets[b + 1]], rows of the feature's table or, where it
+    has no fixed vocabulary (num_rows = 0), keys: 64 bits in an int64."""
 
     values: Tensor  # (N) int64
     offsets: Tensor  # (rows + 1) int64
@@ -60,13 +61,20 @@ def _values(cell: Any, separator: str) -> list:
     return list(cell) if isinstance(cell, list | tuple) else [cell]
 
 
+def _row_of_text(text: bytes, feature: dict) -> int:
+    key = xxh64(text)
+    if feature["num_rows"]:
+        return key % feature["num_rows"]
+    return key - (1 << 64) if key >> 63 else key
+
+
 def _row_of(value: Any, feature: dict) -> int:
     name, num_rows = feature_name(feature), feature["num_rows"]
     if value is None or (value == "" and feature["separator"]):
         raise ValueError(f"{name}: an id of the list is missing")
     if feature["ids"] == "hash":
-        return xxh64(_text(value, name)) % num_rows
-    if not 0 <= int(value) < num_rows:
+        return _row_of_text(_text(value, name), feature)
+    if num_rows and not 0 <= int(value) < num_rows:
         raise ValueError(f"{name}: the id {value} is out of range; the table has {num_rows} rows")
     return int(value)
 
@@ -75,13 +83,13 @@ def _cross(cells: tuple, feature: dict) -> list[int]:
     if any(cell is None for cell in cells) and feature["missing"] != "value":
         return _missing(feature)
     texts = [b"" if cell is None else _text(cell, feature_name(feature)) for cell in cells]
-    return [xxh64(_CROSS.join(texts)) % feature["num_rows"]]
+    return [_row_of_text(_CROSS.join(texts), feature)]
 
 
 def _missing(feature: dict) -> list[int]:
     if feature["missing"] == "bad_row":
         raise ValueError(f"{feature_name(feature)}: the id is missing")
-    return [xxh64(b"") % feature["num_rows"]] if feature["missing"] == "value" else []
+    return [_row_of_text(b"", feature)] if feature["missing"] == "value" else []
 
 
 def _ids(cells: tuple, feature: dict) -> list[int]:

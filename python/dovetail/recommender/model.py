@@ -19,6 +19,7 @@ from dovetail.recommender.storage import read_safetensors
 from torch import Tensor, nn
 
 FORMAT, VERSION = "dovetail.recommender", 1
+_SIGN = -(1 << 63)  # x ^ _SIGN orders int64 as if they had no sign
 
 
 class CoAction(NamedTuple):
@@ -33,8 +34,9 @@ class Recommender(nn.Module):
     """forward: columns by name -> log-odds (rows, tasks); `tasks` says what they are of.
 
     A dense column is a tensor (rows) of the table's own numbers, NaN where there is none; a sparse feature, by its
-    name, is `Bags` of rows of its table. `encode` makes both of plain columns. Tables are parameters of `tables`, by
-    the names in `table_names`.
+    name, is `Bags` of rows of its table, or of keys. `encode` makes both of plain columns. Tables are parameters of
+    `tables`, by the names in `table_names`; one without a fixed vocabulary has a row of zeros, which a key that is not
+    among its `keys` reads, and then theirs.
     """
 
     def __init__(self, spec: dict):
@@ -50,6 +52,7 @@ class Recommender(nn.Module):
         self.co_actions = self._co_actions() if self.config["model"] == "can" else []
         self.table_names = self._table_names()
         self.tables = nn.ParameterList(nn.Parameter(torch.empty(0)) for _ in self.table_names)
+        self.keys: dict[str, Tensor] = {}  # of tables without a fixed vocabulary, ascending without a sign
         names = [feature_name(f) for f in self.singles]
         targets = [names.index(f["table"]) if f["table"] in names else -1 for f in self.sequences]
         self.model = make_dense_part(
@@ -100,10 +103,19 @@ class Recommender(nn.Module):
     def _rows(self, table: str) -> Tensor:
         return self.tables[self.table_names.index(table)]
 
+    def _places(self, table: str, values: Tensor) -> Tensor:
+        """The rows of ids."""
+        if table not in self.keys:
+            return values
+        known, asked = self.keys[table] ^ _SIGN, values ^ _SIGN
+        place = torch.searchsorted(known, asked)
+        found = torch.cat([known, known.new_zeros(1)])[place] == asked
+        return torch.where(found & (place < len(known)), place + 1, 0)
+
     def _pooled(self, table: str, bags: Bags) -> Tensor:
         """(rows, dim): the sum or mean of each bag's rows times their weights; zero for an empty bag."""
         weight = self._rows(table)
-        values, offsets = bags.values.to(weight.device), bags.offsets.to(weight.device)
+        values, offsets = self._places(table, bags.values).to(weight.device), bags.offsets.to(weight.device)
         weights = None if bags.weights is None else bags.weights.to(weight.device)
         pooled = F.embedding_bag(
             values, weight, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
@@ -116,7 +128,7 @@ class Recommender(nn.Module):
         lengths = bags.offsets.diff()
         sample = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         place = torch.arange(len(bags.values)) - bags.offsets[sample]
-        rows = F.embedding(bags.values.to(weight.device), weight)
+        rows = F.embedding(self._places(table, bags.values).to(weight.device), weight)
         if bags.weights is not None:
             rows = rows * bags.weights.to(weight.device)[:, None]
         events = rows.new_zeros(len(lengths), length, weight.shape[1])
@@ -127,7 +139,11 @@ class Recommender(nn.Module):
         dense = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
         self.model.load_state_dict({n: t for n, t in dense.items() if not n.startswith("auxiliary.")})
         for i, name in enumerate(self.table_names):
-            self.tables[i] = nn.Parameter(tensors[f"embedding.{name}.weight"].float())
+            rows = tensors[f"embedding.{name}.weight"].float()
+            if f"embedding.{name}.keys" in tensors:
+                self.keys[name] = tensors[f"embedding.{name}.keys"]
+                rows = torch.cat([rows.new_zeros(1, rows.shape[1]), rows])
+            self.tables[i] = nn.Parameter(rows)
 
 
 def load(folder: str | pathlib.Path) -> Recommender:

@@ -7,7 +7,7 @@ import pathlib
 import torch
 from torch import Tensor
 
-_DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}
+_DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64}
 
 
 def read_safetensors(path: pathlib.Path, sha256: str) -> dict[str, Tensor]:

@@ -1,0 +1,166 @@
+// ctest-labels: threads
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "dovetail/base/error.h"
+#include "dovetail/train/recommender_tables.h"
+#include "tests/comm/ranks.h"
+#include "tests/train/clicks.h"
+#include "tests/train/tiny_run.h"
+
+namespace dovetail {
+namespace {
+
+using test::Clicks;
+using test::expect_same_tensors;
+using test::last_checkpoint;
+using test::train_alone;
+using ::testing::HasSubstr;
+
+/// Tables without a fixed vocabulary, large enough for all 40 users and 30 items.
+RunConfig dynamic_config(const Clicks& data, const std::string& name) {
+  RunConfig config = data.config("deepfm", name);
+  config.schedule.decay = "constant";
+  config.rows.sparse = {{.columns = {"user"}, .max_rows = 60}, {.columns = {"item"}, .max_rows = 60}};
+  config.recommender.grain = 16;
+  config.log.tables_every = 50;
+  return config;
+}
+
+/// Few rows, which change hands all the time.
+RunConfig crowded_config(const Clicks& data, const std::string& name) {
+  RunConfig config = dynamic_config(data, name);
+  config.train.batch = 16;
+  config.rows.sparse[0].max_rows = 30;
+  DynamicSection& dynamic = config.embedding.dynamic;
+  dynamic.admission = "count";
+  dynamic.min_count = 3;
+  dynamic.max_candidates = 5;
+  dynamic.eviction = "age";
+  dynamic.evict_steps = 3;
+  dynamic.max_age = 6;
+  return config;
+}
+
+void train_on(int ranks, const RunConfig& config) {
+  expect_all_succeed(ranks, [&](const std::shared_ptr<Group>& group) { train(config, group, {.quiet = true}); });
+}
+
+std::vector<nlohmann::json> tables_of(const Clicks& data, const std::string& run) {
+  std::vector<nlohmann::json> lines;
+  std::istringstream in(read_file(data.file(run, "tables.jsonl").string()));
+  for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
+  return lines;
+}
+
+TEST(RecommenderDynamic, LearnsWithoutAVocabulary) {
+  const Clicks data;
+  train_alone(dynamic_config(data, "run"));
+  EXPECT_GT(data.metrics("run").back()["auc"], 0.8);
+  const Snapshot end = last_checkpoint(dynamic_config(data, "run"));
+  EXPECT_EQ(end.tensors.at("embedding.user.keys").numel(), 40);
+  EXPECT_EQ(end.tensors.at("embedding.item.wide.weight").size(0), 30);
+  const auto lines = tables_of(data, "run");
+  ASSERT_EQ(lines.size(), 4);
+  EXPECT_EQ(lines[0]["rows"], 2 * (40 + 30));  // each feature has a table and one of the wide part
+  int64_t seen = 0;
+  for (const auto& line : lines) seen += line["found"].get<int64_t>();
+  EXPECT_EQ(lines[0]["admitted"], 2 * (40 + 30));
+  EXPECT_EQ(lines[3]["admitted"], 0);
+  EXPECT_LE(seen, 200 * 128 * 4);
+  EXPECT_GT(seen, 198 * 128 * 4);
+}
+
+TEST(RecommenderDynamic, CountsEveryAccess) {
+  const Clicks data;
+  train_alone(crowded_config(data, "run"));
+  for (const auto& line : tables_of(data, "run")) {
+    EXPECT_LE(line["rows"], 2 * (30 + 60));
+    for (const char* counter : {"not_admitted", "refused_candidates", "evicted"})
+      EXPECT_GT(line[counter], 0) << counter;
+    const int64_t accesses = line["found"].get<int64_t>() + line["not_admitted"].get<int64_t>() +
+                             line["refused_full"].get<int64_t>() + line["refused_candidates"].get<int64_t>();
+    EXPECT_LE(accesses, 50 * 16 * 4);  // but for those that brought their keys in
+    EXPECT_GE(accesses + 16 * line["admitted"].get<int64_t>(), 50 * 16 * 4);
+  }
+}
+
+TEST(RecommenderDynamic, ResumesBitForBit) {
+  const Clicks data;
+  RunConfig whole = crowded_config(data, "whole"), first = crowded_config(data, "parts");
+  whole.train.steps = 61;
+  first.train.steps = 40;
+  RunConfig rest = first;
+  rest.train.steps = 61;
+  for (const char* eviction : {"age", "frequency"}) {
+    for (RunConfig* config : {&whole, &first, &rest}) {
+      config->embedding.dynamic.eviction = eviction;
+      config->embedding.dynamic.keep_rows = std::string(eviction) == "age" ? 0 : 12;
+      config->run.folder = (data.file(eviction, "") / config->run.name).string();
+    }
+    train_alone(whole);
+    train_alone(first);
+    train_alone(rest);
+    const Snapshot expected = last_checkpoint(whole), found = last_checkpoint(rest);
+    EXPECT_GT(expected.tensors.at("embedding.user.candidate_keys").numel(), 0) << eviction;
+    expect_same_tensors(expected, found);
+  }
+}
+
+TEST(RecommenderDynamic, RanksHaveTheRowsOfOne) {
+  const Clicks data;
+  const auto compare = [](const Snapshot& a, const Snapshot& b, const std::string& what) {
+    ASSERT_EQ(a.tensors.size(), b.tensors.size());
+    for (const auto& [name, tensor] : a.tensors) {
+      const at::Tensor& other = b.tensors.at(name);
+      if (!at::isFloatingType(tensor.scalar_type())) {
+        EXPECT_TRUE(at::equal(tensor, other)) << what << ": " << name;
+        continue;
+      }
+      ASSERT_EQ(tensor.sizes(), other.sizes()) << what << ": " << name;
+      const double scale = tensor.abs().max().item<double>() + 1e-30;
+      EXPECT_LT((tensor - other).abs().max().item<double>() / scale, 64 * 0x1p-23) << what << ": " << name;
+    }
+  };
+  RunConfig one = crowded_config(data, "one");
+  one.train.steps = 60;
+  train_alone(one);
+  for (const char* sharding : {"table", "replicated", "auto"}) {
+    RunConfig two = one;
+    two.run.folder = data.file(sharding, "").string();
+    two.embedding.sharding = sharding;
+    two.train.micro_batch = 16;
+    train_on(2, two);
+    compare(last_checkpoint(one), last_checkpoint(two), sharding);
+  }
+  RunConfig alone = dynamic_config(data, "alone"), rows = dynamic_config(data, "rows");
+  rows.embedding.sharding = "row";
+  alone.train.steps = 60;
+  rows.train.steps = 30;
+  train_alone(alone);
+  train_on(3, rows);
+  rows.train.steps = 60;
+  rows.embedding.sharding = "table";
+  train_on(2, rows);
+  compare(last_checkpoint(alone), last_checkpoint(rows), "row on 3 ranks, then table on 2");
+}
+
+TEST(RecommenderDynamic, RefusesWhatItCannotDo) {
+  const Clicks data;
+  RunConfig column = dynamic_config(data, "column");
+  column.embedding.sharding = "column";
+  column.embedding.optimizer = "adagrad";
+  EXPECT_THAT([&] { train_alone(column); }, ::testing::ThrowsMessage<UserError>(HasSubstr("no fixed vocabulary")));
+  RunConfig run = dynamic_config(data, "run");
+  run.train.steps = 10;
+  train_alone(run);
+  run.train.steps = 20;
+  run.rows.sparse[0].max_rows = 61;
+  EXPECT_THAT([&] { train_alone(run); }, ::testing::ThrowsMessage<UserError>(HasSubstr("max_rows was 60, is 61")));
+}
+
+}  // namespace
+}  // namespace dovetail
