@@ -164,7 +164,7 @@ def test_pytorch_scores_rows_as_eval_does(trained):
     measured = dovetail_json("eval", "run", "--split", "all", folder=trained)["validation"]["tasks"]
     for k, task in enumerate(model.tasks):
         labels, of_task = [int(label) for label in columns[task]], expected[:, k].double()
-        assert measured[task]["auc"] == pytest.approx(sklearn.metrics.roc_auc_score(labels, of_task), abs=1e-6)
+        assert measured[task]["auc"] == pytest.approx(sklearn.metrics.roc_auc_score(labels, of_task), abs=1e-5)
         assert measured[task]["log_loss"] == pytest.approx(sklearn.metrics.log_loss(labels, of_task), abs=1e-5)
 
 
