@@ -56,6 +56,8 @@ class MappedFile {
   MappedFile& operator=(MappedFile&& other) noexcept;
 
   std::span<const std::byte> bytes() const { return {data_, size_}; }
+  /// Pages that lie within bytes [begin, end) are no longer resident in this process; they are read again if needed.
+  void release(size_t begin, size_t end) const;
 
  private:
   const std::byte* data_ = nullptr;

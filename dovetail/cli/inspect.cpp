@@ -2,6 +2,7 @@
 
 #include <c10/core/ScalarType.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cstdint>
 #include <functional>
@@ -13,6 +14,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/data/token_store.h"
+#include "dovetail/io/checkpoint.h"
 #include "dovetail/io/manifest.h"
 #include "dovetail/io/safetensors.h"
 
@@ -59,9 +61,17 @@ Inspection inspect_tokenizer(const fs::path& path) {
   return result;
 }
 
+/// The checkpoints that a delta builds on, the full one first.
+std::string bases_of(const StoredCheckpoint& checkpoint) {
+  std::vector<std::string> names;
+  for (const StoredCheckpoint::Link& link : checkpoint.links())
+    if (link.step != checkpoint.step()) names.push_back(step_name(link.step));
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
 Inspection inspect_checkpoint(const fs::path& path) {
   const CheckpointManifest manifest = read_manifest(path);
-  verify_files(path, manifest);
+  const StoredCheckpoint checkpoint(path);  // verifies it and what it builds on
   Json tensors = Json::array();
   int64_t elements = 0;
   uint64_t bytes = 0;
@@ -75,6 +85,10 @@ Inspection inspect_checkpoint(const fs::path& path) {
                               {"elements", elements},
                               {"bytes", bytes},
                               {"checksums", "verified"}}};
+  if (manifest.base) {
+    result.kind = "delta checkpoint";
+    result.facts["builds_on"] = bases_of(checkpoint);
+  }
   if (manifest.state.contains("config")) result.facts["run"] = manifest.state["config"]["run"]["name"];
   result.facts["tensors"] = tensors;
   return result;
@@ -114,7 +128,8 @@ Inspection inspect_run(const fs::path& path) {
     const fs::path checkpoint = path / "checkpoints" / step_name(step);
     std::string state = "verified";
     try {
-      verify_files(checkpoint, read_manifest(checkpoint));
+      const StoredCheckpoint verified(checkpoint);
+      if (verified.links().size() > 1) state = fmt::format("verified delta on {}", bases_of(verified));
     } catch (const UserError& error) {
       state = error.what();
     }

@@ -13,23 +13,6 @@ namespace dovetail::embedding {
 
 namespace {
 
-/// Rows (rows, width) of every rank, in the whole table's order.
-at::Tensor interleave(const std::vector<at::Tensor>& parts, int64_t rows) {
-  at::Tensor whole = at::empty({rows, parts.front().size(1)}, parts.front().options());
-  const auto ranks = static_cast<int64_t>(parts.size());
-  for (int64_t r = 0; r < std::min(ranks, rows); ++r) {
-    const at::Tensor to = whole.slice(0, r, std::nullopt, ranks);
-    to.copy_(parts[static_cast<size_t>(r)].narrow(0, 0, to.size(0)));
-  }
-  return whole;
-}
-
-/// Columns [first, first + width) of each of the `dim` columns' numbers in a row: one for a weight, two for Adam's
-/// state.
-at::Tensor column_range(const at::Tensor& whole, int64_t dim, int64_t first, int64_t width) {
-  return whole.view({whole.size(0), -1, dim}).narrow(2, first, width);
-}
-
 /// Micro-batch `number` of a rank's samples, of which it has `size` as far as there are any.
 Jagged part_of(const Jagged& batch, int64_t size, int64_t number) {
   const int64_t first = number == 0 ? 0 : std::min(number * size, batch.samples);
@@ -39,7 +22,8 @@ Jagged part_of(const Jagged& batch, int64_t size, int64_t number) {
 }  // namespace
 
 DistributedTables::DistributedTables(PackSpec spec, EmbeddingPlan plan, std::shared_ptr<Group> group, Payloads payloads,
-                                     const std::optional<TierOptions>& tiers, const HashedOptions& hashed)
+                                     const std::optional<TierOptions>& tiers, const HashedOptions& hashed,
+                                     Changes changes)
     : spec_(std::move(spec)), plan_(std::move(plan)), group_(std::move(group)), pack_of_(spec_.tables.size()) {
   DOVETAIL_CHECK(plan_.ranks == group_->size(), "a plan for {} ranks on {}", plan_.ranks, group_->size());
   for (const int64_t t : spec_.feature_table) {
@@ -58,7 +42,7 @@ DistributedTables::DistributedTables(PackSpec spec, EmbeddingPlan plan, std::sha
       of_pack->memory_bytes = static_cast<int64_t>(static_cast<double>(tiers->memory_bytes) *
                                                    static_cast<double>(bytes[i]) / static_cast<double>(all_bytes));
     packs_.push_back(
-        std::make_unique<ShardedPack>(spec_, plan_, plan_.packs[i], group_->rank(), payloads, of_pack, hashed));
+        std::make_unique<ShardedPack>(spec_, plan_, plan_.packs[i], group_->rank(), payloads, of_pack, hashed, changes));
   }
 }
 
@@ -194,6 +178,7 @@ void DistributedTables::update(TableStep& step) {
     for (std::vector<PooledGradient>& of_rank : step.packs_[i].of_ranks)
       for (PooledGradient& part : of_rank) in_order.push_back(std::move(part));
     embedding::update(packs_[i]->tables(), in_order);
+    packs_[i]->mark_changed(in_order);
   }
   end(step);
 }
@@ -240,71 +225,6 @@ void DistributedTables::set_steps(int64_t updates, int64_t steps) {
     pack->tables().set_steps(updates);
     if (pack->hashed() != nullptr) pack->hashed()->set_steps(steps);
   }
-}
-
-at::Tensor DistributedTables::read_rows(int64_t table, const at::Tensor& own, int64_t width,
-                                        at::ScalarType dtype) const {
-  const Sharding sharding = plan_.tables[static_cast<size_t>(table)].sharding;
-  const TableSpec& whole = spec_.tables[static_cast<size_t>(table)];
-  if (plan_.ranks == 1 || sharding == Sharding::kReplicated) return group_->rank() == 0 ? own : at::Tensor();
-  std::vector<int64_t> rows, widths;
-  Splits splits{std::vector<int64_t>(static_cast<size_t>(plan_.ranks), 0), {}};
-  for (int64_t r = 0; r < plan_.ranks; ++r) {
-    const TableSpec part = local_table(spec_, plan_, table, r);
-    const bool holds = sharding != Sharding::kTableWise || plan_.tables[static_cast<size_t>(table)].rank == r;
-    rows.push_back(holds ? part.rows : 0);
-    widths.push_back(sharding == Sharding::kColumnWise ? width / whole.dim * part.dim : width);
-    splits.receive.push_back(group_->rank() == 0 ? rows.back() * widths.back() : 0);
-  }
-  const auto rank = static_cast<size_t>(group_->rank());
-  splits.send[0] = rows[rank] * widths[rank];
-  const at::Tensor sent = rows[rank] > 0 ? own.narrow(0, 0, rows[rank]).contiguous().view(-1) : at::empty({0}, dtype);
-  const at::Tensor all = Exchange(group_, splits).start(sent).wait();
-  if (rank != 0) return {};
-  std::vector<at::Tensor> parts = all.split_with_sizes(splits.receive);
-  for (size_t r = 0; r < parts.size(); ++r) parts[r] = parts[r].view({rows[r], widths[r]});
-  if (sharding == Sharding::kRowWise) return interleave(parts, whole.rows);
-  if (sharding == Sharding::kTableWise) return at::cat(parts);
-  std::vector<at::Tensor> columns;
-  for (size_t r = 0; r < parts.size(); ++r) columns.push_back(parts[r].view({whole.rows, width / whole.dim, -1}));
-  return at::cat(columns, 2).view({whole.rows, width});
-}
-
-TableContents DistributedTables::read(int64_t table) const {
-  const ShardedPack& pack = pack_of(table);
-  const int64_t local = pack.local_table(table), dim = spec_.tables[static_cast<size_t>(table)].dim;
-  const TableContents own = local < 0 ? TableContents() : pack.read(local);
-  TableContents contents{
-      .weight = read_rows(table, own.weight, stored_width(spec_.row_dtype, dim), stored_type(spec_.row_dtype))};
-  const int64_t state = state_per_row(spec_.optimizer.kind, dim);
-  if (state > 0) contents.state = read_rows(table, own.state, state, at::kFloat);
-  return contents;
-}
-
-at::Tensor DistributedTables::own_rows(int64_t table, const at::Tensor& whole) const {
-  const PlannedTable& planned = plan_.tables[static_cast<size_t>(table)];
-  const int64_t rank = group_->rank(), dim = spec_.tables[static_cast<size_t>(table)].dim;
-  if (planned.sharding == Sharding::kRowWise) return whole.slice(0, rank, std::nullopt, plan_.ranks);
-  if (planned.sharding != Sharding::kColumnWise) return whole;
-  const TableSpec part = local_table(spec_, plan_, table, rank);
-  return column_range(whole, dim, part.slice.first_column, part.dim).reshape({whole.size(0), -1});
-}
-
-void DistributedTables::write(int64_t table, const TableContents& contents) {
-  const TableSpec& spec = spec_.tables[static_cast<size_t>(table)];
-  ShardedPack& pack = pack_of(table);
-  const int64_t local = pack.local_table(table);
-  const auto own_part = [&](const at::Tensor& whole, int64_t width, at::ScalarType dtype) {
-    if (width == 0) return local < 0 ? at::Tensor() : at::empty({pack.rows(local), 0}, dtype);
-    at::Tensor rows = group_->rank() == 0 ? whole.contiguous() : at::empty({spec.rows, width}, dtype);
-    at::Tensor bytes = rows.view(at::kByte);
-    group_->broadcast(bytes, 0);
-    return local < 0 ? at::Tensor() : own_rows(table, rows);
-  };
-  const at::Tensor weight =
-      own_part(contents.weight, stored_width(spec_.row_dtype, spec.dim), stored_type(spec_.row_dtype));
-  const at::Tensor state = own_part(contents.state, state_per_row(spec_.optimizer.kind, spec.dim), at::kFloat);
-  if (local >= 0) pack.write(local, {.weight = weight, .state = state});
 }
 
 }  // namespace dovetail::embedding

@@ -36,6 +36,14 @@ class TableStep {
   std::vector<at::Tensor> pooled_;  ///< of each micro-batch
 };
 
+/// Which rows of a table: all, or those that updates changed since forget_changes.
+enum class RowSet { kAll, kChanged };
+
+struct TableRows {
+  at::Tensor rows;  ///< (n) int64, ascending: their numbers in the table
+  TableContents contents;
+};
+
 /// Tables over the ranks of a group, as a plan says: each rank looks up its own samples and trains on those of all.
 ///
 /// A step goes through stages, so that a micro-batch's rows travel beside the dense part of the one before, and the ids
@@ -61,8 +69,10 @@ class DistributedTables {
   /// All ranks together, with the same spec and plan; plan.ranks is the group's size. `group` is used by these tables
   /// alone. With `tiers`, its memory_bytes and step_rows are this rank's, and the memory is shared out over the packs
   /// by their bytes, but those of tables without a fixed vocabulary, to which `hashed` applies: they stay in memory.
+  /// What tracks changes, a bit for each row, is taken from it.
   DistributedTables(PackSpec spec, EmbeddingPlan plan, std::shared_ptr<Group> group, Payloads payloads = {},
-                    const std::optional<TierOptions>& tiers = {}, const HashedOptions& hashed = {});
+                    const std::optional<TierOptions>& tiers = {}, const HashedOptions& hashed = {},
+                    Changes changes = Changes::kUntracked);
 
   const PackSpec& spec() const { return spec_; }
   const EmbeddingPlan& plan() const { return plan_; }
@@ -95,14 +105,22 @@ class DistributedTables {
   void set_steps(int64_t updates, int64_t steps);
 
   bool is_hashed(int64_t table) const { return spec_.tables[static_cast<size_t>(table)].hashed; }
-  /// Table `table`, with a fixed vocabulary, put together on rank 0, a copy or a view; undefined tensors on the others.
-  /// All ranks together.
+  /// Rows of [first, first + count) of a table with a fixed vocabulary put together on rank 0, copies or views;
+  /// undefined tensors on the others. Between steps, all ranks together.
+  TableRows read_rows(int64_t table, int64_t first, int64_t count, RowSet which) const;
+  /// The inverse: rank 0's rows to every rank that holds some of them.
+  void write_rows(int64_t table, const TableRows& rows);
+  /// All rows at once.
   TableContents read(int64_t table) const;
-  /// The inverse: rank 0's contents to every rank that holds some of it.
   void write(int64_t table, const TableContents& contents);
   /// The same of a table without one; load throws UserError for more rows than it, or the rank's part of it, may have.
   KeyedRows read_keys(int64_t table) const;
   void write_keys(int64_t table, const KeyedRows& contents);
+
+  /// On rank 0, the rows of RowSet::kChanged; elsewhere 0. All ranks together.
+  int64_t num_changed(int64_t table) const;
+  /// A checkpoint holds them.
+  void forget_changes();
 
   Group::Traffic traffic() const { return group_->all_to_all_traffic(); }
   /// This rank's, sums over the packs; none without tiers.
@@ -116,14 +134,20 @@ class DistributedTables {
   void end(TableStep& step);
   ShardedPack& pack_of(int64_t table) { return *packs_[pack_of_[static_cast<size_t>(table)]]; }
   const ShardedPack& pack_of(int64_t table) const { return *packs_[pack_of_[static_cast<size_t>(table)]]; }
-  /// On rank 0 a table's rows of `width` numbers, from what every rank holds of them; `own` is this rank's, undefined
-  /// if it has none.
-  at::Tensor read_rows(int64_t table, const at::Tensor& own, int64_t width, at::ScalarType dtype) const;
+  /// Of rows [first, first + count) those that rank 0 gets from this one, by this rank's numbers: (n) int64, ascending.
+  at::Tensor rows_sent(int64_t table, int64_t first, int64_t count, RowSet which) const;
+  /// On rank 0 the rows of all ranks, one after another: of rank r `counts[r]` rows of `widths[r]` numbers.
+  std::vector<at::Tensor> gather(const at::Tensor& own, const std::vector<int64_t>& counts,
+                                 const std::vector<int64_t>& widths, at::ScalarType dtype) const;
+  /// The widths of the ranks' parts of rows that have `width` numbers.
+  std::vector<int64_t> widths_of(int64_t table, int64_t width) const;
+  /// The parts of the ranks as whole rows, in the order of `order` (n) int64 where ranks hold different ones.
+  at::Tensor put_together(int64_t table, const std::vector<at::Tensor>& parts, const at::Tensor& order) const;
+  /// Of whole rows the columns that this rank holds.
+  at::Tensor own_columns(int64_t table, const at::Tensor& rows) const;
   /// On rank 0 the rows that the ranks have of `own` (n, ...), one rank after another; undefined on the others.
   at::Tensor gather_rows(const at::Tensor& own) const;
   KeyCounts gather_counts(const KeyCounts& own) const;
-  /// What this rank holds of them.
-  at::Tensor own_rows(int64_t table, const at::Tensor& whole) const;
 
   PackSpec spec_;
   EmbeddingPlan plan_;

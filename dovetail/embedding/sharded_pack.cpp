@@ -54,19 +54,30 @@ at::Tensor encode_rows(const at::Tensor& rows, Payload payload) { return encode(
 }  // namespace
 
 ShardedPack::ShardedPack(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank,
-                         const Payloads& payloads, const std::optional<TierOptions>& tiers, const HashedOptions& hashed)
+                         const Payloads& payloads, const std::optional<TierOptions>& tiers, const HashedOptions& hashed,
+                         Changes changes)
     : sharding_(pack.sharding),
       ranks_(plan.ranks),
       rank_(rank),
       payloads_(payloads),
       features_(embedding::features_of(spec, pack)) {
+  const PackSpec own = rank_spec(spec, plan, pack, rank);
+  int64_t bytes_of_changes = 0;
+  if (changes == Changes::kTracked && !pack.hashed) {
+    for (const TableSpec& table : own.tables) {
+      changed_.emplace_back(table.rows);
+      bytes_of_changes += ChangedRows::bytes_for(table.rows);
+    }
+  }
   if (pack.hashed) {
     id_words_ = 2;
-    hashed_.emplace(rank_spec(spec, plan, pack, rank), part_of(hashed));
+    hashed_.emplace(own, part_of(hashed));
   } else if (tiers) {
-    tiers_.emplace(rank_spec(spec, plan, pack, rank), *tiers);
+    TierOptions rest = *tiers;
+    rest.memory_bytes -= bytes_of_changes;
+    tiers_.emplace(own, rest);
   } else {
-    packed_.emplace(rank_spec(spec, plan, pack, rank));
+    packed_.emplace(own);
   }
   const std::vector<int64_t> columns = whole_columns(spec);
   for (const int64_t f : features_) {
@@ -89,21 +100,51 @@ int64_t ShardedPack::local_table(int64_t table) const {
   return found == whole_tables_.end() ? -1 : found - whole_tables_.begin();
 }
 
-int64_t ShardedPack::rows(int64_t local) const {
-  return (tiers_ ? tiers_->spec() : tables().spec()).tables[static_cast<size_t>(local)].rows;
+TableContents ShardedPack::read(int64_t local, const at::Tensor& rows) const {
+  if (tiers_) {
+    auto [weight, state] = tiers_->rows(local, rows);
+    return {.weight = std::move(weight), .state = std::move(state)};
+  }
+  const at::Tensor weight = packed_->stored(local), state = packed_->packed_state(local);
+  const int64_t count = rows.numel();
+  if (count == 0) return {.weight = weight.narrow(0, 0, 0), .state = state.narrow(0, 0, 0)};
+  const auto* row = rows.const_data_ptr<int64_t>();
+  if (row[count - 1] - row[0] + 1 == count)
+    return {.weight = weight.narrow(0, row[0], count), .state = state.narrow(0, row[0], count)};
+  return {.weight = weight.index_select(0, rows), .state = state.index_select(0, rows)};
 }
 
-TableContents ShardedPack::read(int64_t local) const {
-  if (!tiers_) return {.weight = packed_->stored(local), .state = packed_->packed_state(local)};
-  auto [weight, state] = tiers_->rows(local, 0, rows(local));
-  return {.weight = std::move(weight), .state = std::move(state)};
+void ShardedPack::write(int64_t local, const at::Tensor& rows, const TableContents& contents) {
+  if (!tiers_) {
+    packed_->stored(local).index_copy_(0, rows, contents.weight);
+    packed_->packed_state(local).index_copy_(0, rows, contents.state);
+    return;
+  }
+  const int64_t count = rows.numel();
+  const auto* row = rows.const_data_ptr<int64_t>();
+  for (int64_t i = 0, end = 0; i < count; i = end) {
+    for (end = i + 1; end < count && row[end] == row[end - 1] + 1;) ++end;
+    tiers_->set_rows(local, row[i], contents.weight.narrow(0, i, end - i), contents.state.narrow(0, i, end - i));
+  }
 }
 
-void ShardedPack::write(int64_t local, const TableContents& contents) {
-  if (contents.weight.size(0) == 0) return;  // fewer rows than ranks
-  if (tiers_) return tiers_->set_rows(local, 0, contents.weight, contents.state);
-  packed_->stored(local).copy_(contents.weight);
-  packed_->packed_state(local).copy_(contents.state);
+void ShardedPack::mark_changed(const std::vector<PooledGradient>& gradients) {
+  parallel_pieces(std::ssize(changed_), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      ChangedRows& changed = changed_[static_cast<size_t>(t)];
+      for (const PooledGradient& part : gradients) {
+        const auto *ids = part.batch.values.const_data_ptr<int64_t>(),
+                   *offsets = part.batch.offsets.const_data_ptr<int64_t>();
+        for (const int64_t f : tables().features_of(t))
+          for (int64_t i = offsets[f * part.batch.samples]; i < offsets[(f + 1) * part.batch.samples]; ++i)
+            changed.mark(tiers_ ? tiers_->row_in(t, ids[i]) : ids[i]);
+      }
+    }
+  });
+}
+
+void ShardedPack::forget_changes() {
+  for (ChangedRows& changed : changed_) changed.clear();
 }
 
 /// A rank that has an n-th of the keys may have an n-th of what there may be of them.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dovetail/comm/all_to_all.h"
+#include "dovetail/embedding/changed_rows.h"
 #include "dovetail/embedding/hashed.h"
 #include "dovetail/embedding/lookup.h"
 #include "dovetail/embedding/plan.h"
@@ -26,6 +27,9 @@ struct TableContents {
   at::Tensor weight, state;
 };
 
+/// Whether tables remember which rows changed since the last checkpoint, for a delta.
+enum class Changes { kUntracked, kTracked };
+
 /// One pack of a plan on one rank: its part of the tables, and the messages of a lookup and its gradient, written and
 /// read. Communication itself is not here. Jagged batches that are passed in are the pack's own features; y and
 /// gradient (samples, columns of the whole collection) float32.
@@ -34,7 +38,8 @@ class ShardedPack {
   /// With `tiers` for tables that are not in memory as a whole. `hashed` is read of tables without a fixed vocabulary:
   /// what it says of rows and candidates is for whole tables.
   ShardedPack(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank,
-              const Payloads& payloads, const std::optional<TierOptions>& tiers = {}, const HashedOptions& hashed = {});
+              const Payloads& payloads, const std::optional<TierOptions>& tiers = {}, const HashedOptions& hashed = {},
+              Changes changes = Changes::kUntracked);
 
   /// Numbers in the whole collection.
   const std::vector<int64_t>& features() const { return features_; }
@@ -47,10 +52,15 @@ class ShardedPack {
   /// The rank's number of a table, or -1.
   int64_t local_table(int64_t table) const;
 
-  /// The rank's part of its table `local`, a view where there are no tiers. Between steps, and not of hashed tables.
-  TableContents read(int64_t local) const;
-  void write(int64_t local, const TableContents& contents);
-  int64_t rows(int64_t local) const;
+  /// Rows (n) int64, ascending, of the rank's part of its table `local`, a view where they follow one another and there
+  /// are no tiers. Between steps, and not of hashed tables.
+  TableContents read(int64_t local, const at::Tensor& rows) const;
+  void write(int64_t local, const at::Tensor& rows, const TableContents& contents);
+
+  /// Marks the rows of an update as changed, within its step. Nothing where changes are not tracked.
+  void mark_changed(const std::vector<PooledGradient>& gradients);
+  const ChangedRows& changed(int64_t local) const { return changed_.at(static_cast<size_t>(local)); }
+  void forget_changes();
 
   /// A step begins: the rows that `received` has for ids come into the fast tier, and become its slots; of hashed
   /// tables keys become rows, new ones are admitted if the step is `training`. Else nothing happens.
@@ -120,6 +130,7 @@ class ShardedPack {
   int64_t id_words_ = 1;
   bool training_ = false;  ///< the step under way
   std::vector<Part> parts_;
+  std::vector<ChangedRows> changed_;  ///< of each of the rank's tables; empty where they are not tracked
 };
 
 }  // namespace dovetail::embedding

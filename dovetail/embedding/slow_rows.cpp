@@ -110,7 +110,7 @@ void SlowRows::mark_written(int64_t row) {
 }
 
 void SlowRows::read_range(int64_t begin, int64_t count, char* stored, float* state) const {
-  const int64_t rows = std::max<int64_t>(1, kChunkBytes / record_bytes_);
+  const int64_t rows = std::clamp<int64_t>(kChunkBytes / record_bytes_, 1, std::max<int64_t>(1, count));
   const auto chunk = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(rows * record_bytes_));
   const auto row_bytes = static_cast<size_t>(row_bytes_);
   for (int64_t first = begin; first < begin + count; first += rows) {
@@ -127,7 +127,7 @@ void SlowRows::read_range(int64_t begin, int64_t count, char* stored, float* sta
 }
 
 void SlowRows::write_range(int64_t begin, int64_t count, const char* stored, const float* state) {
-  const int64_t rows = std::max<int64_t>(1, kChunkBytes / record_bytes_);
+  const int64_t rows = std::clamp<int64_t>(kChunkBytes / record_bytes_, 1, std::max<int64_t>(1, count));
   const auto chunk = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(rows * record_bytes_));
   const auto row_bytes = static_cast<size_t>(row_bytes_);
   for (int64_t first = begin; first < begin + count; first += rows) {

@@ -218,6 +218,30 @@ std::pair<at::Tensor, at::Tensor> TieredTables::rows(int64_t table, int64_t begi
   return {stored, state};
 }
 
+std::pair<at::Tensor, at::Tensor> TieredTables::rows(int64_t table, const at::Tensor& rows) const {
+  const int64_t count = rows.numel();
+  const auto* row = rows.const_data_ptr<int64_t>();
+  const Table& from = count == 0 ? checked(table, 0, 0) : checked(table, row[0], row[count - 1] - row[0] + 1);
+  if (count > 0 && row[count - 1] - row[0] + 1 == count) return this->rows(table, row[0], count);
+  const int64_t width = stored_width(spec_.row_dtype, spec_.tables[static_cast<size_t>(table)].dim);
+  const at::Tensor stored = at::empty({count, width}, stored_type(spec_.row_dtype)),
+                   state = at::empty({count, from.state_width});
+  auto* to = static_cast<char*>(stored.mutable_data_ptr());
+  auto* s = state.mutable_data_ptr<float>();
+  const auto in_slow_tier = [&](int64_t i) { return from.cache.find(row[i]) < 0; };
+  for (int64_t i = 0, end = 0; i < count; i = end) {
+    end = i + 1;
+    if (const int64_t slot = from.cache.find(row[i]); slot >= 0) {
+      std::copy_n(from.row_of(slot), from.row_bytes, to + i * from.row_bytes);
+      std::copy_n(from.state_of(slot), from.state_width, s + i * from.state_width);
+      continue;
+    }
+    while (end < count && row[end] == row[end - 1] + 1 && in_slow_tier(end)) ++end;
+    from.slow.read_range(row[i], end - i, to + i * from.row_bytes, s + i * from.state_width);
+  }
+  return {stored, state};
+}
+
 void TieredTables::set_rows(int64_t table, int64_t begin, const at::Tensor& stored, const at::Tensor& state) {
   Table& to = checked(table, begin, stored.dim() == 2 ? stored.size(0) : 0);
   const auto check = [&](const char* name, const at::Tensor& x, int64_t columns, at::ScalarType type) {

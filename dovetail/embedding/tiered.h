@@ -83,6 +83,12 @@ class TieredTables {
   /// Rows [begin, begin + count) of a table as they are stored and their state, (count, stored_width) of stored_type
   /// and (count, state_per_row) float32, wherever they are. Between steps.
   std::pair<at::Tensor, at::Tensor> rows(int64_t table, int64_t begin, int64_t count) const;
+  /// The same of `rows` (count) int64, ascending.
+  std::pair<at::Tensor, at::Tensor> rows(int64_t table, const at::Tensor& rows) const;
+  /// The row of a table in a slot of fast(), also where it passes through in a step.
+  int64_t row_in(int64_t table, int64_t slot) const {
+    return tables_[static_cast<size_t>(table)]->cache.rows_in()[slot];
+  }
   /// Sets rows from `begin` on, as rows() gives them. Between steps.
   void set_rows(int64_t table, int64_t begin, const at::Tensor& stored, const at::Tensor& state);
   /// Writes all changed rows of the fast tier to the slow one, where they stay as well. Between steps.

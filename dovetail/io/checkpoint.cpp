@@ -1,16 +1,17 @@
 #include "dovetail/io/checkpoint.h"
 
-#include <ATen/ops/aminmax.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <stdio.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <exception>
 #include <future>
+#include <iterator>
+#include <optional>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -25,21 +26,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// NaN and infinity both come through the minimum or the maximum: one pass over memory and no temporary.
-bool all_finite(const at::Tensor& tensor) {
-  if (!tensor.is_floating_point() || tensor.numel() == 0) return true;
-  const bool narrow = tensor.element_size() < 2;  // no reductions over 8-bit floats in ATen
-  const auto [low, high] = at::aminmax(narrow ? tensor.to(at::kFloat) : tensor);
-  return std::isfinite(low.item<double>()) && std::isfinite(high.item<double>());
-}
-
 std::map<std::string, at::Tensor> finite_copies(const Snapshot& snapshot) {
   std::map<std::string, at::Tensor> copies;
   for (const auto& [name, tensor] : snapshot.tensors) {
     DOVETAIL_CHECK(tensor.defined(), "checkpoint: tensor '{}' is undefined", name);
-    if (!all_finite(tensor))
-      throw UserError(fmt::format("checkpoint of step {} refused: '{}' has a NaN or an infinity", snapshot.step, name),
-                      "the run has diverged; go on from the last checkpoint, with a lower learning rate or clipping");
+    check_finite(name, tensor, snapshot.step);
     copies.emplace(
         name, tensor.detach().to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true).contiguous());
   }
@@ -91,6 +82,26 @@ void publish(const fs::path& partial, const fs::path& final_path) {
   remove_folder(partial);
 }
 
+void make_empty_folder(const fs::path& folder) {
+  remove_folder(folder);
+  std::error_code error;
+  fs::create_directories(folder, error);
+  user_check(!error, "cannot make {}: {}", folder.string(), error.message());
+}
+
+/// The steps that must stay so that those of `kept` can be read: what deltas build on. One whose manifest cannot be
+/// read can be used by nobody, and needs nothing.
+std::set<int64_t> with_bases(const fs::path& folder, std::set<int64_t> kept) {
+  for (auto newest = kept.rbegin(); newest != kept.rend(); ++newest) {
+    try {
+      if (const auto base = read_manifest(folder / step_name(*newest)).base) kept.insert(base->step);
+    } catch (const UserError&) {
+      continue;
+    }
+  }
+  return kept;
+}
+
 /// Renamed before it is emptied, so that a kill half-way leaves no partial folder under a final name.
 void remove_checkpoint(const fs::path& path) {
   const auto aside = path.parent_path() / fmt::format(".{}.old.partial", path.filename().string());
@@ -105,19 +116,42 @@ struct CheckpointFolder::State {
   fs::path folder;
   Options options;
   std::future<void> save;
+  std::optional<StreamedTensors> streamed;  ///< of the save that has begun
+  std::optional<ManifestBase> base;         ///< of the same
+  std::optional<ManifestBase> saved;        ///< the last save
 
-  void write(CheckpointManifest manifest, std::map<std::string, at::Tensor> tensors) const;
-  void write_whole(CheckpointManifest& manifest, std::map<std::string, at::Tensor>& tensors,
-                   const fs::path& partial) const;
+  fs::path partial_of(int64_t step) const { return folder / fmt::format(".{}.partial", step_name(step)); }
+  void write(CheckpointManifest manifest, std::map<std::string, at::Tensor> tensors);
+  void write_whole(CheckpointManifest& manifest, std::map<std::string, at::Tensor>& tensors, const fs::path& partial);
+  /// Gives a full disk its space back.
+  void abandon(int64_t step);
+  UserError not_written(int64_t step, const char* reason) const;
   void prune(int64_t newest) const;
 };
 
+void CheckpointFolder::State::abandon(int64_t step) {
+  streamed.reset();
+  base.reset();
+  std::error_code ignored;
+  fs::remove_all(partial_of(step), ignored);
+}
+
+UserError CheckpointFolder::State::not_written(int64_t step, const char* reason) const {
+  const auto kept = steps_in(folder);
+  return UserError(fmt::format("the checkpoint of step {} was not written: {}", step, reason),
+                   kept.empty()
+                       ? fmt::format("free space in {} or choose another folder", folder.string())
+                       : fmt::format("free space in {}; its earlier checkpoints are untouched, the newest is {}",
+                                     folder.string(), step_name(kept.back())));
+}
+
 void CheckpointFolder::State::write_whole(CheckpointManifest& manifest, std::map<std::string, at::Tensor>& tensors,
-                                          const fs::path& partial) const {
-  remove_folder(partial);
-  std::error_code error;
-  fs::create_directories(partial, error);
-  user_check(!error, "cannot make {}: {}", partial.string(), error.message());
+                                          const fs::path& partial) {
+  if (streamed) {
+    streamed->finish(manifest);
+  } else {
+    make_empty_folder(partial);
+  }
   const auto shards = shards_of(tensors, options.shard_bytes);
   for (size_t i = 0; i < shards.size(); ++i) {
     std::map<std::string, at::Tensor> shard;
@@ -134,21 +168,17 @@ void CheckpointFolder::State::write_whole(CheckpointManifest& manifest, std::map
   sync_folder(folder);
 }
 
-void CheckpointFolder::State::write(CheckpointManifest manifest, std::map<std::string, at::Tensor> tensors) const {
-  const auto partial = folder / fmt::format(".{}.partial", step_name(manifest.step));
+void CheckpointFolder::State::write(CheckpointManifest manifest, std::map<std::string, at::Tensor> tensors) {
   const int64_t step = manifest.step;
   try {
-    write_whole(manifest, tensors, partial);
+    write_whole(manifest, tensors, partial_of(step));
   } catch (const std::exception& error) {
-    std::error_code ignored;
-    fs::remove_all(partial, ignored);  // gives a full disk its space back
-    const auto kept = steps_in(folder);
-    throw UserError(fmt::format("the checkpoint of step {} was not written: {}", step, error.what()),
-                    kept.empty()
-                        ? fmt::format("free space in {} or choose another folder", folder.string())
-                        : fmt::format("free space in {}; its earlier checkpoints are untouched, the newest is {}",
-                                      folder.string(), step_name(kept.back())));
+    abandon(step);
+    throw not_written(step, error.what());
   }
+  streamed.reset();
+  base.reset();
+  saved = {.step = step, .checksum = manifest.checksum};
   try {
     prune(step);
   } catch (const UserError& error) {
@@ -157,10 +187,13 @@ void CheckpointFolder::State::write(CheckpointManifest manifest, std::map<std::s
 }
 
 void CheckpointFolder::State::prune(int64_t newest) const {
-  auto steps = steps_in(folder);
-  std::erase_if(steps, [&](int64_t step) { return step > newest; });
-  for (size_t i = 0; i + static_cast<size_t>(options.keep) < steps.size(); ++i)
-    remove_checkpoint(folder / step_name(steps[i]));
+  const std::vector<int64_t> steps = steps_in(folder);
+  const auto later = std::ranges::upper_bound(steps, newest);
+  std::set<int64_t> kept(later - std::min<int64_t>(options.keep, later - steps.begin()), steps.end());
+  kept = with_bases(folder, std::move(kept));
+  // A delta goes before what it builds on: a kill in between leaves no chain without its beginning.
+  for (auto step = std::make_reverse_iterator(later); step != steps.rend(); ++step)
+    if (!kept.contains(*step)) remove_checkpoint(folder / step_name(*step));
 }
 
 CheckpointFolder::CheckpointFolder(fs::path folder, Options options) : state_(std::make_unique<State>()) {
@@ -182,13 +215,33 @@ void CheckpointFolder::clean() {
   if (fs::is_directory(state_->folder)) remove_leftovers(state_->folder);
 }
 
+StreamedTensors& CheckpointFolder::begin(int64_t step, CheckpointKind kind) {
+  wait();
+  DOVETAIL_CHECK(kind == CheckpointKind::kFull || state_->saved, "a delta of step {} builds on no save", step);
+  state_->base = kind == CheckpointKind::kDelta ? state_->saved : std::nullopt;
+  try {
+    make_empty_folder(state_->partial_of(step));
+  } catch (const UserError& error) {
+    throw state_->not_written(step, error.what());
+  }
+  return state_->streamed.emplace(state_->partial_of(step), step);
+}
+
 void CheckpointFolder::save_async(const Snapshot& snapshot) {
   wait();
   DOVETAIL_CHECK(snapshot.step >= 0, "step is {}", snapshot.step);
-  CheckpointManifest manifest{.step = snapshot.step, .state = snapshot.state};
-  manifest_text(manifest);  // a state that cannot be written is told here, before tensors are copied
+  CheckpointManifest manifest{.step = snapshot.step, .state = snapshot.state, .base = state_->base};
+  std::map<std::string, at::Tensor> tensors;
+  try {
+    if (state_->streamed) state_->streamed->check();
+    manifest_text(manifest);  // a state that cannot be written is told here, before tensors are copied
+    tensors = finite_copies(snapshot);
+  } catch (const UserError&) {
+    if (state_->streamed) state_->abandon(snapshot.step);
+    throw;
+  }
   state_->save = std::async(std::launch::async, [state = state_.get(), manifest = std::move(manifest),
-                                                 tensors = finite_copies(snapshot)]() mutable {
+                                                 tensors = std::move(tensors)]() mutable {
     state->write(std::move(manifest), std::move(tensors));
   });
 }

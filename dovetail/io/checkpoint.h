@@ -7,8 +7,12 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "dovetail/io/safetensors.h"
+#include "dovetail/io/streamed_tensors.h"
 
 namespace dovetail {
 
@@ -19,12 +23,16 @@ struct Snapshot {
   nlohmann::json state;  ///< config, topology, data position, metrics offset, RNG seed; finite numbers only
 };
 
+/// A full checkpoint stands for itself; a delta holds the rows that changed since the checkpoint before it, which it
+/// needs.
+enum class CheckpointKind { kFull, kDelta };
+
 /// Checkpoints of one run: `<folder>/step-00001200/{manifest.json, tensors-00001-of-00002.safetensors, ...}`.
 ///
 /// A save is written into `.step-00001200.partial`, every file and the folder synced, then renamed and `<folder>`
 /// synced; so a folder with a final name is always whole, whatever is killed or cut when. A step that is there already
-/// is exchanged for the new one. After a save of step s the newest `keep` of the steps up to s stay; later ones (of a
-/// run that went back) are not touched. One process writes (rank 0).
+/// is exchanged for the new one. After a save of step s the newest `keep` of the steps up to s stay, and what they
+/// build on; later ones (of a run that went back) are not touched. One process writes (rank 0).
 class CheckpointFolder {
  public:
   struct Options {
@@ -39,6 +47,11 @@ class CheckpointFolder {
 
   /// Removes leftovers of killed saves. Call once before the first save of a process.
   void clean();
+
+  /// Begins a save whose largest tensors are written before the others, while the caller waits: a save in progress is
+  /// waited for, and its failure thrown. A delta builds on the save before, of this process. The result is to be filled
+  /// until save_async of the same step, which throws its failure.
+  StreamedTensors& begin(int64_t step, CheckpointKind kind);
 
   /// Copies the tensors (so training goes on; the copies are freed file by file) and writes them on a thread. A save in
   /// progress is waited for first, and its failure is thrown here instead of starting another. UserError names a tensor
@@ -57,12 +70,46 @@ class CheckpointFolder {
   std::unique_ptr<State> state_;
 };
 
-/// Read and verify: the manifest's format, version and own checksum, and of each file size, sha256 and tensor names.
-/// Throws UserError with the reason; `help()` offers the newest earlier step beside it that verifies.
+/// A checkpoint that verifies, with those that it builds on: the manifests' format, version and own checksums, and of
+/// each file size, sha256 and tensor names. Its tensors are read when they are asked for.
+class StoredCheckpoint {
+ public:
+  /// Throws UserError with the reason, naming the checkpoint of the chain that has it.
+  explicit StoredCheckpoint(const std::filesystem::path& path);
+
+  /// A full checkpoint, and the deltas on it in the order in which they are applied.
+  struct Link {
+    int64_t step = 0;
+    /// Of each tensor, where it is.
+    std::map<std::string, std::shared_ptr<const SafetensorsFile>> files;
+    std::map<std::string, std::string> rows_of;  ///< of the manifest; none in the first
+  };
+  const std::vector<Link>& links() const { return links_; }
+  int64_t step() const { return links_.back().step; }
+  const nlohmann::json& state() const { return state_; }
+
+  /// Whole tensors, ascending.
+  std::vector<std::string> names() const;
+  /// With the rows of all deltas. UserError for an unknown name.
+  at::Tensor read(const std::string& name) const;
+  /// All of it.
+  Snapshot snapshot() const;
+
+ private:
+  std::vector<Link> links_;
+  nlohmann::json state_;
+};
+
+/// The checkpoint as a whole. Throws UserError as StoredCheckpoint; `help()` offers the newest earlier step beside it
+/// that verifies.
 Snapshot read_checkpoint(const std::filesystem::path& path);
 
-/// The newest checkpoint in `folder` that verifies; warns about each one refused. step = -1 when there is none at all;
-/// UserError when there are some but none verifies, since starting afresh would throw a run away unasked.
+/// The newest checkpoint in `folder` that verifies, and all that it builds on; warns about each one refused. None when
+/// there is none at all; UserError when there are some but none verifies, since starting afresh would throw a run away
+/// unasked.
+std::optional<StoredCheckpoint> latest_checkpoint(const std::filesystem::path& folder);
+
+/// The same as a whole; step = -1 when there is none.
 Snapshot read_latest_checkpoint(const std::filesystem::path& folder);
 
 }  // namespace dovetail

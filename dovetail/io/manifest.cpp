@@ -15,7 +15,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kFormat = "dovetail.checkpoint";
-constexpr int64_t kVersion = 1;
+/// A full checkpoint is of version 1, a delta of 2, so that a program that knows none refuses it.
+constexpr int64_t kFullVersion = 1, kVersion = 2;
 constexpr const char* kManifestName = "manifest.json";
 constexpr std::string_view kStepPrefix = "step-";
 
@@ -29,6 +30,14 @@ CheckpointManifest decode(const nlohmann::json& content, const fs::path& checkpo
   CheckpointManifest manifest;
   manifest.step = content.at("step").get<int64_t>();
   manifest.state = content.at("state");
+  manifest.checksum = content.at("checksum").get<std::string>();
+  if (content.contains("base")) {
+    const auto& base = content["base"];
+    manifest.base = {.step = base.at("step").get<int64_t>(), .checksum = base.at("checksum").get<std::string>()};
+    manifest.rows_of = content.at("rows_of").get<std::map<std::string, std::string>>();
+    user_check(manifest.base->step < manifest.step, "{}: a delta of step {} cannot build on step {}",
+               checkpoint.string(), manifest.step, manifest.base->step);
+  }
   for (const auto& file : content.at("files")) {
     manifest.files.push_back({file.at("name").get<std::string>(), file.at("bytes").get<uint64_t>(),
                               file.at("sha256").get<std::string>(),
@@ -42,9 +51,15 @@ CheckpointManifest decode(const nlohmann::json& content, const fs::path& checkpo
 
 }  // namespace
 
-std::string manifest_text(const CheckpointManifest& manifest) {
-  nlohmann::json content = {
-      {"format", kFormat}, {"version", kVersion}, {"step", manifest.step}, {"state", manifest.state}};
+std::string manifest_text(CheckpointManifest& manifest) {
+  nlohmann::json content = {{"format", kFormat},
+                            {"version", manifest.base ? kVersion : kFullVersion},
+                            {"step", manifest.step},
+                            {"state", manifest.state}};
+  if (manifest.base) {
+    content["base"] = {{"step", manifest.base->step}, {"checksum", manifest.base->checksum}};
+    content["rows_of"] = manifest.rows_of;
+  }
   content["files"] = nlohmann::json::array();
   for (const auto& file : manifest.files)
     content["files"].push_back(
@@ -53,7 +68,8 @@ std::string manifest_text(const CheckpointManifest& manifest) {
     // JSON has no NaN or infinity: nlohmann writes null, which would come back as something else.
     user_check(nlohmann::json::parse(manifest.state.dump()) == manifest.state,
                "the state of step {} has a value that JSON cannot hold (NaN or infinity)", manifest.step);
-    content["checksum"] = checksum_of(content);
+    manifest.checksum = checksum_of(content);
+    content["checksum"] = manifest.checksum;
     return content.dump(1) + "\n";
   } catch (const nlohmann::json::exception&) {
     throw UserError(fmt::format("the state or a tensor name of step {} is not valid UTF-8", manifest.step));

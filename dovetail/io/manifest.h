@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -17,15 +18,27 @@ struct ManifestFile {
   std::vector<std::string> tensors;  ///< ascending
 };
 
+/// The checkpoint that a delta changes: its step, and the checksum of its manifest.
+struct ManifestBase {
+  int64_t step = 0;
+  std::string checksum;
+};
+
 /// `manifest.json`: what a checkpoint's folder must hold to be whole. It carries the sha256 of its own other members.
 struct CheckpointManifest {
   int64_t step = 0;
   std::vector<ManifestFile> files;
   nlohmann::json state;
+  std::optional<ManifestBase> base = {};  ///< of a delta
+  /// Of a delta, tensors of which only some rows are there: their names, and that of the tensor (n) int64 with the
+  /// numbers of their rows. All others are whole.
+  std::map<std::string, std::string> rows_of = {};
+  std::string checksum = {};  ///< of its text
 };
 
-/// Throws UserError when the state is not exactly representable in JSON (NaN, infinity, invalid UTF-8).
-std::string manifest_text(const CheckpointManifest& manifest);
+/// Its text, whose checksum it gets. Throws UserError when the state is not exactly representable in JSON (NaN,
+/// infinity, invalid UTF-8).
+std::string manifest_text(CheckpointManifest& manifest);
 
 /// Reads and checks the manifest alone. Throws UserError: absent, foreign, newer, damaged, of another step than the
 /// folder's name.

@@ -191,6 +191,37 @@ std::string write_safetensors(const std::filesystem::path& path, const std::map<
   return digest.hex_digest();
 }
 
+SafetensorsStream::SafetensorsStream(const std::filesystem::path& path, const std::string& name, at::ScalarType dtype,
+                                     const std::vector<int64_t>& shape)
+    : file_(path), name_(name), dtype_(dtype) {
+  const at::Tensor sizes_alone = at::empty(shape, at::TensorOptions(dtype).device(at::kMeta));
+  const std::string header = header_of(lay_out({{name, sizes_alone}}), {});
+  const uint64_t length = header.size();
+  left_ = kLengthBytes + length + sizes_alone.nbytes();
+  put(&length, kLengthBytes);
+  put(header.data(), header.size());
+}
+
+void SafetensorsStream::put(const void* data, size_t bytes) {
+  DOVETAIL_CHECK(bytes <= left_, "safetensors: '{}' gets {} bytes more than its shape has", name_, bytes - left_);
+  digest_.update(data, bytes);
+  file_.write(data, bytes);
+  left_ -= bytes;
+}
+
+void SafetensorsStream::append(const at::Tensor& rows) {
+  DOVETAIL_CHECK(rows.scalar_type() == dtype_, "safetensors: rows of '{}' are {}, not {}", name_,
+                 c10::toString(rows.scalar_type()), c10::toString(dtype_));
+  const at::Tensor flat = rows.contiguous();
+  put(flat.const_data_ptr(), flat.nbytes());
+}
+
+std::string SafetensorsStream::commit() {
+  DOVETAIL_CHECK(left_ == 0, "safetensors: '{}' lacks {} bytes", name_, left_);
+  file_.commit();
+  return digest_.hex_digest();
+}
+
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path), name_(path.string()) {
   const auto bytes = file_.bytes();
   parse({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
@@ -269,8 +300,7 @@ const SafetensorsFile::Entry& SafetensorsFile::entry(const std::string& name) co
                   nearest.empty() ? "" : fmt::format("did you mean '{}'?", nearest));
 }
 
-at::Tensor SafetensorsFile::read(const std::string& name) const {
-  const auto& e = entry(name);
+at::Tensor SafetensorsFile::copy_of(const std::string& name, const Entry& e) const {
   auto tensor = at::empty(e.shape, at::TensorOptions(e.dtype));
   const auto bytes = data_.substr(e.begin, e.end - e.begin);
   // A bool with another bit pattern is undefined behaviour in everything that reads it.
@@ -278,6 +308,22 @@ at::Tensor SafetensorsFile::read(const std::string& name) const {
     refuse(fmt::format("BOOL tensor '{}' holds a byte that is neither 0 nor 1", name));
   if (!bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
   return tensor;
+}
+
+at::Tensor SafetensorsFile::read(const std::string& name) const { return copy_of(name, entry(name)); }
+
+at::Tensor SafetensorsFile::read_rows(const std::string& name, int64_t first, int64_t count) const {
+  Entry part = entry(name);
+  DOVETAIL_CHECK(!part.shape.empty() && first >= 0 && count >= 0 && first + count <= part.shape[0],
+                 "{}: there are no rows {} to {} of '{}'", name_, first, first + count, name);
+  const uint64_t row_bytes = part.shape[0] == 0 ? 0 : (part.end - part.begin) / static_cast<uint64_t>(part.shape[0]);
+  part.begin += static_cast<uint64_t>(first) * row_bytes;
+  part.end = part.begin + static_cast<uint64_t>(count) * row_bytes;
+  part.shape[0] = count;
+  at::Tensor rows = copy_of(name, part);
+  const auto before = reinterpret_cast<const std::byte*>(data_.data()) - file_.bytes().data();
+  if (!file_.bytes().empty()) file_.release(0, static_cast<size_t>(before) + part.end);
+  return rows;
 }
 
 }  // namespace dovetail

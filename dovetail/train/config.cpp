@@ -61,7 +61,7 @@ constexpr std::string_view kOfGpt[] = {"/model/",
                                        "/log/experts_every",
                                        "/log/sample_"};
 constexpr std::string_view kOfRecommender[] = {"/recommender/", "/rows/", "/embedding/", "/eval/max_rows",
-                                               "/log/tables_every"};
+                                               "/log/tables_every", "/checkpoint/full_every"};
 
 /// Throws UserError for a key that what is trained does not read.
 void check_sections(RunConfig config) {
@@ -284,7 +284,11 @@ void CheckpointSection::describe(Section& s) {
   s.value("every_steps", every_steps, "Steps between checkpoints; 0: only at the end")
       .unit("steps")
       .range(0, kManySteps);
-  s.value("keep", keep, "Newest checkpoints that stay").range(1, 1e6);
+  s.value("keep", keep, "Newest checkpoints that stay, beside those that they build on").range(1, 1e6);
+  s.value("full_every", full_every,
+          "Every so many checkpoints of a recommender are full, the first of a process among them; those between are "
+          "deltas: of the tables they hold the rows that changed since the checkpoint before. 1: all are full")
+      .range(1, 1e6);
 }
 
 void EvalSection::describe(Section& s) {

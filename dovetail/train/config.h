@@ -73,6 +73,7 @@ struct PrecisionSection {
 struct CheckpointSection {
   int64_t every_steps = 500;  ///< 0: only at the end
   int64_t keep = 3;
+  int64_t full_every = 1;  ///< of a recommender: the checkpoints between hold what changed
   void describe(Section& s);
 };
 

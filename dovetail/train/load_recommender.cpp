@@ -15,7 +15,7 @@
 #include "dovetail/embedding/row_format.h"
 #include "dovetail/io/safetensors.h"
 #include "dovetail/ops/dispatch.h"
-#include "dovetail/train/recommender_tables.h"
+#include "dovetail/train/hashed_tables.h"
 #include "dovetail/train/resume.h"
 
 namespace dovetail {

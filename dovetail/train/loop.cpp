@@ -122,6 +122,10 @@ void TrainingLoop::save_if_due(bool stopping, StepTimings& timings) {
   if (!due) return;
   const double begin_s = now_seconds();
   std::map<std::string, at::Tensor> tensors = checkpoint_tensors();
+  const auto kind = saves_++ % config().checkpoint.full_every == 0 ? CheckpointKind::kFull : CheckpointKind::kDelta;
+  StreamedTensors* streamed = nullptr;
+  on_rank_zero(*group_, "beginning a checkpoint", [&] { streamed = &checkpoints_->begin(state_.step, kind); });
+  stream_tensors(kind, streamed);
   on_rank_zero(*group_, "saving a checkpoint", [&] {
     // The checkpoint builds on these lines: they must be on the disk before it gets its name.
     output_->sync();

@@ -54,6 +54,8 @@ class TrainingLoop {
   virtual int64_t updates() const = 0;
   /// What a checkpoint holds, on rank 0.
   virtual std::map<std::string, at::Tensor> checkpoint_tensors() = 0;
+  /// What of it is too large to be copied: written before the others, all ranks together; `to` is null but on rank 0.
+  virtual void stream_tensors(CheckpointKind /*kind*/, StreamedTensors* /*to*/) {}
   virtual nlohmann::json checkpoint_state() const = 0;
 
   const RunConfig& config() const { return run_.config; }
@@ -77,7 +79,7 @@ class TrainingLoop {
 
   std::optional<RunOutput> output_;              ///< rank 0
   std::optional<CheckpointFolder> checkpoints_;  ///< rank 0
-  int64_t total_steps_, saved_step_ = -1;
+  int64_t total_steps_, saved_step_ = -1, saves_ = 0;
   double begin_s_ = 0;
 };
 

@@ -17,10 +17,11 @@
 #include "dovetail/ops/adamw.h"
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/train/collective.h"
+#include "dovetail/train/hashed_tables.h"
 #include "dovetail/train/ranking_metrics.h"
 #include "dovetail/train/recommender_loss.h"
-#include "dovetail/train/recommender_tables.h"
 #include "dovetail/train/recommender_validation.h"
+#include "dovetail/train/table_checkpoint.h"
 
 namespace dovetail {
 namespace {
@@ -62,7 +63,7 @@ std::optional<embedding::TierOptions> tier_options(const RunConfig& config, cons
 }  // namespace
 
 RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr<Group> group, RunFolder* folder,
-                                         bool quiet, RunState state, const std::map<std::string, at::Tensor>& tensors)
+                                         bool quiet, RunState state, const StoredCheckpoint* checkpoint)
     : TrainingLoop(run, std::move(group), std::move(state)), resident_before_(static_cast<double>(resident_bytes())) {
   const RunConfig& config = run_.config;
   const auto seed = static_cast<uint64_t>(config.run.seed);
@@ -86,7 +87,7 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
                    GradientReducer::Options{.bucket_bytes = config.train.bucket_bytes});
   nlohmann::ordered_json chosen;
   build_tables(choose_sizes(chosen));
-  if (resumed()) restore_from(tensors);
+  if (resumed()) restore_from(checkpoint);
   if (folder == nullptr) return;
   const embedding::EmbeddingPlan& plan = tables_->plan();
   nlohmann::ordered_json record = embedding::to_json(tables_->spec(), plan);
@@ -142,7 +143,8 @@ void RecommenderTraining::build_tables(const TableSizes& sizes) {
   const Payload payload = parse_payload(config().embedding.exchange);
   tables_.reset();
   tables_.emplace(spec, plan, tables_group_, Payloads{.forward = payload, .backward = payload},
-                  tier_options(config(), spec, plan, sizes.memory_bytes), hashed_options(config().embedding.dynamic));
+                  tier_options(config(), spec, plan, sizes.memory_bytes), hashed_options(config().embedding.dynamic),
+                  config().checkpoint.full_every > 1 ? embedding::Changes::kTracked : embedding::Changes::kUntracked);
 }
 
 RecommenderTraining::StepIds RecommenderTraining::start_lookups(int64_t step) {
@@ -335,19 +337,24 @@ void RecommenderTraining::finish(const RunFolder&, bool quiet) {
 
 std::map<std::string, at::Tensor> RecommenderTraining::checkpoint_tensors() {
   std::map<std::string, at::Tensor> tensors = optimizer_->tensors();
-  for (int64_t t = 0; t < std::ssize(tables_->spec().tables); ++t) add_table(*tables_, t, group_->rank() == 0, tensors);
+  add_hashed_tables(*tables_, group_->rank() == 0, tensors);
   return tensors;
 }
 
-void RecommenderTraining::restore_from(const std::map<std::string, at::Tensor>& tensors) {
-  std::map<std::string, at::Tensor> of_model, of_tables;
-  for (const auto& [name, tensor] : tensors) (name.starts_with(kTablePrefix) ? of_tables : of_model)[name] = tensor;
-  const embedding::PackSpec& spec = tables_->spec();
+void RecommenderTraining::stream_tensors(CheckpointKind kind, StreamedTensors* to) {
+  save_tables(*tables_, kind, to);
+  tables_->forget_changes();
+}
+
+void RecommenderTraining::restore_from(const StoredCheckpoint* checkpoint) {
   on_rank_zero(*group_, "restoring the checkpoint", [&] {
-    check_tables(spec, of_tables);
+    std::map<std::string, at::Tensor> of_model;
+    for (const std::string& name : checkpoint->names())
+      if (!is_of_table(name)) of_model.emplace(name, checkpoint->read(name));
     optimizer_->load(of_model, state_.updates);
   });
-  for (int64_t t = 0; t < std::ssize(spec.tables); ++t) restore_table(*tables_, t, group_->rank() == 0, of_tables);
+  load_tables(*tables_, checkpoint, *group_);
+  restore_hashed_tables(*tables_, checkpoint);
   tables_->set_steps(state_.updates, state_.step);
   if (group_->size() == 1) return;
   std::map<std::string, at::Tensor> own = optimizer_->tensors();

@@ -27,9 +27,9 @@ namespace dovetail {
 /// however the batch is cut into micro-batches.
 class RecommenderTraining : public TrainingLoop {
  public:
-  /// As Training.
+  /// `checkpoint` (rank 0's; null: a new run) is restored. `folder` is null on other ranks than 0.
   RecommenderTraining(const ResolvedRun& run, std::shared_ptr<Group> group, RunFolder* folder, bool quiet,
-                      RunState state, const std::map<std::string, at::Tensor>& tensors);
+                      RunState state, const StoredCheckpoint* checkpoint);
 
   std::string data_summary() const override { return loader_->summary(); }
   void finish(const RunFolder& folder, bool quiet) override;
@@ -42,6 +42,7 @@ class RecommenderTraining : public TrainingLoop {
   std::optional<Validation> evaluate_before(int64_t number) override;
   int64_t updates() const override { return optimizer_->updates(); }
   std::map<std::string, at::Tensor> checkpoint_tensors() override;
+  void stream_tensors(CheckpointKind kind, StreamedTensors* to) override;
   nlohmann::json checkpoint_state() const override;
 
   /// Rows of a step, counted from 0, and what they look up, on its way to the tables.
@@ -69,7 +70,7 @@ class RecommenderTraining : public TrainingLoop {
   TableSizes choose_sizes(nlohmann::ordered_json& record);
   /// Seconds of one of some steps with the tables that are built, over all ranks.
   double time_steps(int64_t micro_batch);
-  void restore_from(const std::map<std::string, at::Tensor>& tensors);
+  void restore_from(const StoredCheckpoint* checkpoint);
   /// Forward and backward of samples [first, first + pooled.size(0)) of the rank's batch, whose losses are added to
   /// `losses`: the gradient of `pooled` for the mean over the whole batch.
   at::Tensor run_dense(const StepIds& step, int64_t first, const at::Tensor& pooled, const at::Tensor& scales,

@@ -86,7 +86,7 @@ void resolve_recommender_size(ResolvedRun& run, Group& group) {
                 .gradients = kFloat * (dense + config.train.batch * tables.columns),
                 .optimizer = kFloat * 2 * dense + in_memory(state_bytes),
                 .activations = kFloat * run.micro_batch * 4 * wide,
-                .checkpoint = kFloat * (3 * dense + tables.state) + tables.row_bytes};
+                .checkpoint = kFloat * 3 * dense};
 }
 
 std::string recommender_summary(const ResolvedRun& run) {

@@ -125,30 +125,30 @@ void say_what_is_trained(const ResolvedRun& run) {
 
 /// Rank 0 opens the run's folder and reads its newest good checkpoint, if any; all ranks learn its step and state.
 struct StartingPoint {
-  std::unique_ptr<RunFolder> folder;          ///< rank 0
-  std::map<std::string, at::Tensor> tensors;  ///< rank 0
+  std::unique_ptr<RunFolder> folder;           ///< rank 0
+  std::optional<StoredCheckpoint> checkpoint;  ///< rank 0
   RunState state;
   std::optional<std::string> precision;
 };
 
 StartingPoint open_run(const ResolvedRun& run, Group& group, const TrainOptions& options) {
   StartingPoint start;
-  Snapshot snapshot{.step = -1};
+  nlohmann::json found = {{"step", -1}, {"state", nullptr}};
   on_rank_zero(group, "opening the run", [&] {
     start.folder = std::make_unique<RunFolder>(run.config.folder());
     CheckpointFolder checkpoints(start.folder->checkpoints(), {});
     checkpoints.clean();
     if (!options.resume) start.folder->forget_earlier_run();
-    snapshot = read_latest_checkpoint(start.folder->checkpoints());
-    if (snapshot.step < 0) return;
-    for (const std::string& warning : check_same_run(snapshot.state, run, snapshot.step, group.size())) {
+    start.checkpoint = latest_checkpoint(start.folder->checkpoints());
+    if (!start.checkpoint) return;
+    found = {{"step", start.checkpoint->step()}, {"state", start.checkpoint->state()}};
+    for (const std::string& warning : check_same_run(found["state"], run, found["step"], group.size())) {
       log_warning("{}", warning);
     }
   });
-  const nlohmann::json shared = broadcast_json(group, {{"step", snapshot.step}, {"state", snapshot.state}});
+  const nlohmann::json shared = broadcast_json(group, found);
   const auto step = shared["step"].get<int64_t>();
   if (step < 0) return start;
-  start.tensors = std::move(snapshot.tensors);
   start.precision = stored_precision(shared["state"]);
   start.state = run_state(shared["state"], step);
   start.state.resumed_from.push_back(step);
@@ -159,8 +159,11 @@ std::unique_ptr<TrainingLoop> make_training(const ResolvedRun& run, const std::s
                                             const StartingPoint& start) {
   RunFolder* folder = start.folder.get();
   if (run.config.recommends())
-    return std::make_unique<RecommenderTraining>(run, group, folder, quiet, start.state, start.tensors);
-  return std::make_unique<Training>(run, group, folder, quiet, start.state, start.tensors);
+    return std::make_unique<RecommenderTraining>(run, group, folder, quiet, start.state,
+                                                 start.checkpoint ? &*start.checkpoint : nullptr);
+  return std::make_unique<Training>(
+      run, group, folder, quiet, start.state,
+      start.checkpoint ? start.checkpoint->snapshot().tensors : decltype(Snapshot::tensors){});
 }
 
 TrainResult result_of(const TrainingLoop& training) {
@@ -193,7 +196,7 @@ TrainResult train(const RunConfig& config, std::shared_ptr<Group> group, const T
   const PeakMemory peak(run.device);
   RunFolder* folder = start.folder.get();
   const std::unique_ptr<TrainingLoop> training = make_training(run, group, options.quiet, start);
-  start.tensors.clear();
+  start.checkpoint.reset();
   const auto write_machine = [&](bool finished) {
     folder->write_json("machine.json", machine_record(run, *training, group->size(), peak.bytes(), finished));
   };

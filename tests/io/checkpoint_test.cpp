@@ -5,7 +5,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
-#include <spawn.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -29,8 +28,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
-
-extern char** environ;
+#include "tests/io/child.h"
 
 namespace dovetail {
 namespace {
@@ -262,7 +260,7 @@ TEST_F(Checkpoint, RefusesADamagedForeignOrNewerManifest) {
   EXPECT_THAT(refused_with(whole.substr(0, whole.size() / 2)), HasSubstr("damaged"));
   EXPECT_THAT(refused_with("[]"), HasSubstr("not a Dovetail checkpoint"));
   EXPECT_THAT(refused_with(R"({"architectures": ["LlamaForCausalLM"]})"), HasSubstr("not a Dovetail checkpoint"));
-  EXPECT_THAT(edited([](auto& m) { m["version"] = 2; }), HasSubstr("newer Dovetail"));
+  EXPECT_THAT(edited([](auto& m) { m["version"] = 3; }), HasSubstr("newer Dovetail"));
   EXPECT_THAT(edited([](auto& m) { m["version"] = "1"; }), HasSubstr("damaged"));
   EXPECT_THAT(edited([](auto& m) { m["state"]["seed"] = 8; }, /*sign=*/false), HasSubstr("checksum"));
   EXPECT_THAT(edited([](auto& m) { m.erase("state"); }), HasSubstr("incomplete"));
@@ -357,11 +355,9 @@ TEST_F(Checkpoint, AFullDiskLosesNoEarlierCheckpoint) {
   if (!skipped.empty()) GTEST_SKIP() << "a tmpfs cannot be mounted here: " << skipped;
 }
 
-constexpr int kSavesFd = 100;  // not standard output, where gtest speaks
-
 /// Not a test of its own: the process that the next test kills. Saves from the newest step on, for ever.
 TEST(CheckpointChild, SavesUntilKilled) {
-  const char* folder = std::getenv("DOVETAIL_TEST_SAVE_FOREVER");
+  const char* folder = std::getenv(test::kChildFolder);
   if (!folder) GTEST_SKIP() << "runs only as the child of Checkpoint.KilledAtAnyMoment...";
   CheckpointFolder checkpoints(folder, {.keep = 2, .shard_bytes = 10000});
   checkpoints.clean();
@@ -369,26 +365,8 @@ TEST(CheckpointChild, SavesUntilKilled) {
   for (int64_t step = read_latest_checkpoint(folder).step;; ++step) {
     checkpoints.save_async(snapshot_of(std::max<int64_t>(step, 0)));  // the newest is replaced first
     checkpoints.wait();
-    ASSERT_EQ(::write(kSavesFd, "s", 1), 1);
+    ASSERT_EQ(::write(test::kSavesFd, "s", 1), 1);
   }
-}
-
-pid_t start_child(const fs::path& folder, int output) {
-  std::vector<std::string> variables = {"DOVETAIL_TEST_SAVE_FOREVER=" + folder.string(), "OMP_NUM_THREADS=1"};
-  std::vector<char*> environment;
-  for (auto& variable : variables) environment.push_back(variable.data());
-  for (char** e = environ; *e; ++e) environment.push_back(*e);
-  environment.push_back(nullptr);
-  const char* const arguments[] = {"/proc/self/exe", "--gtest_filter=CheckpointChild.*", "--gtest_brief=1", nullptr};
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, output, kSavesFd);
-  pid_t pid = -1;
-  EXPECT_EQ(
-      ::posix_spawn(&pid, "/proc/self/exe", &actions, nullptr, const_cast<char* const*>(arguments), environment.data()),
-      0);
-  posix_spawn_file_actions_destroy(&actions);
-  return pid;
 }
 
 TEST_F(Checkpoint, KilledAtAnyMomentLeavesOnlyWholeCheckpoints) {
@@ -400,7 +378,7 @@ TEST_F(Checkpoint, KilledAtAnyMomentLeavesOnlyWholeCheckpoints) {
   for (int round = 0; round < rounds; ++round) {
     int ends[2];
     ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
-    const pid_t child = start_child(folder_, ends[1]);
+    const pid_t child = test::start_child("CheckpointChild.*", folder_, ends[1]);
     ::close(ends[1]);
     // Killed a random while after its first save, so that a slow start (a sanitizer) is never all that is killed.
     char byte = 0;

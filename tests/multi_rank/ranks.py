@@ -36,13 +36,13 @@ def ranks_of(folder: Path, run: str) -> list[int]:
     return sorted(found)
 
 
-def kill_a_rank_after_the_first_checkpoint(folder: Path, run: str, settings: dict) -> bool:
-    """Trains on two ranks and kills one on the way; False if training was over before."""
+def kill_a_rank_after_checkpoints(folder: Path, run: str, settings: dict, checkpoints: int) -> bool:
+    """Trains on two ranks and kills one when there are so many checkpoints; False if training was over before."""
     process = subprocess.Popen(
         launch_words(2, run, **settings), cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     ranks: list[int] = []
-    while process.poll() is None and not list((folder / run / "checkpoints").glob("step-*")):
+    while process.poll() is None and len(list((folder / run / "checkpoints").glob("step-*"))) < checkpoints:
         ranks = ranks_of(folder, run)
         time.sleep(0.002)
     with contextlib.suppress(ProcessLookupError):
@@ -53,11 +53,11 @@ def kill_a_rank_after_the_first_checkpoint(folder: Path, run: str, settings: dic
     return bool(json.loads((folder / run / "machine.json").read_text())["resumed_from"])
 
 
-def expect_a_killed_rank_changes_nothing(folder: Path, settings: dict) -> Path:
+def expect_a_killed_rank_changes_nothing(folder: Path, settings: dict, checkpoints: int = 1) -> Path:
     """Trains once undisturbed and once with a rank killed: the same metrics, bit for bit. Returns the killed run."""
     launch(folder, 2, "whole", **settings)
     attempts = [f"killed{i}" for i in range(3)]
-    run = next(run for run in attempts if kill_a_rank_after_the_first_checkpoint(folder, run, settings))
+    run = next(run for run in attempts if kill_a_rank_after_checkpoints(folder, run, settings, checkpoints))
     machine = json.loads((folder / run / "machine.json").read_text())
     assert machine["finished"] and len(machine["resumed_from"]) == 1 and machine["resumed_from"][0] >= 20
     assert (folder / run / "metrics.jsonl").read_bytes() == (folder / "whole" / "metrics.jsonl").read_bytes()

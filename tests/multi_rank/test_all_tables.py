@@ -29,19 +29,26 @@ def write_rows(path: Path, rows: int) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
+def dovetail(folder: Path, *words: str) -> str:
+    return subprocess.run([BINARY, *words], cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
 def test_all_tables_at_once_outlive_a_rank_and_learn(tmp_path):
     shutil.copy(CONFIG, tmp_path / "run.toml")
     write_rows(tmp_path / "rows.tsv", 6000)
-    run = expect_a_killed_rank_changes_nothing(tmp_path, {})
+    run = expect_a_killed_rank_changes_nothing(tmp_path, {}, checkpoints=2)  # the second is a delta
+
+    found = json.loads(dovetail(tmp_path, "inspect", "whole/checkpoints/step-00000300", "--json"))
+    assert found["kind"] == "delta checkpoint"
+    assert found["builds_on"] == "step-00000225, step-00000250, step-00000275"
+    rows = {t["tensor"]: t["shape"][0] for t in found["tensors"]}
+    assert rows["embedding.item.rows"] == rows["embedding.item.weight"] <= ITEMS < 2000
 
     # Who knows the signs of all items reaches 0.90.
     last = metrics(run)[-1]
     assert last["auc"] > 0.8
     # One process with all tables in memory measures what the ranks did, but for the rounding of sums and AUC's bins.
-    out = subprocess.run(
-        [BINARY, "eval", run, "--json"], cwd=tmp_path, capture_output=True, text=True, check=True
-    ).stdout
-    found = json.loads(out)["validation"]
+    found = json.loads(dovetail(tmp_path, "eval", "whole", "--json"))["validation"]
     assert found["loss"] == pytest.approx(last["validation_loss"], rel=1e-4)
     assert found["tasks"]["clicked"]["auc"] == pytest.approx(last["auc"], abs=1e-3)
     hits = [json.loads(line)["hit_rate"] for line in (run / "timings.jsonl").read_text().splitlines()]

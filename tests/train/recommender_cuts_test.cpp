@@ -164,6 +164,40 @@ TEST(RecommenderCuts, RowsOfLowPrecisionLearnAndDoNotDependOnTheCut) {
   }
 }
 
+TEST(RecommenderCuts, DeltaCheckpointsChangeNoBitAndAreResumed) {
+  const Clicks data;
+  const auto config = [&](const std::string& name, int64_t full_every) {
+    RunConfig config = data.config("dlrm", name);
+    config.rows.sparse[0].num_rows = 5000;
+    config.schedule.decay = "constant";
+    config.train.steps = 50;
+    config.checkpoint = {.every_steps = 10, .keep = 5, .full_every = full_every};
+    return config;
+  };
+  const Cut cut = {.ranks = 2, .sharding = "row", .memory_bytes = 60000};
+  const auto path_of = [](const RunConfig& config, int64_t step) {
+    return CheckpointFolder(config.folder() / "checkpoints", {}).path_of(step);
+  };
+  const RunConfig full = config("full", 1), deltas = config("deltas", 3);
+  train_cut(full, cut);
+  train_cut(deltas, cut);
+  for (int64_t step = 10; step <= 50; step += 10)
+    expect_same_tensors(read_checkpoint(path_of(full, step)), read_checkpoint(path_of(deltas, step)));
+  EXPECT_EQ(StoredCheckpoint(path_of(deltas, 30)).links().size(), 3);
+  EXPECT_EQ(StoredCheckpoint(path_of(deltas, 40)).links().size(), 1);
+
+  RunConfig cut_short = config("resumed", 3);
+  cut_short.train.steps = 30;  // ends with a delta
+  train_cut(cut_short, cut);
+  const RunConfig resumed = config("resumed", 3);
+  expect_same_tensors(train_cut(resumed, cut), last_checkpoint(full));
+  EXPECT_EQ(StoredCheckpoint(path_of(resumed, 50)).links().size(), 2) << "the first of a process is full";
+  // Without its link, the run goes on from the newest checkpoint whose chain is whole.
+  std::filesystem::remove_all(path_of(resumed, 40));
+  expect_same_tensors(train_cut(resumed, cut), last_checkpoint(full));
+  EXPECT_EQ(data.metrics("resumed").size(), 50);
+}
+
 TEST(RecommenderCuts, GoesOnAtAnotherNumberOfRanks) {
   const Clicks data;
   RunConfig config = data.config("deepfm", "moved");

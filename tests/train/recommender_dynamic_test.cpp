@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "dovetail/base/error.h"
-#include "dovetail/train/recommender_tables.h"
+#include "dovetail/train/trainer.h"
 #include "tests/comm/ranks.h"
 #include "tests/train/clicks.h"
 #include "tests/train/tiny_run.h"

@@ -1,0 +1,87 @@
+#include "dovetail/io/streamed_tensors.h"
+
+#include <ATen/ops/aminmax.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <utility>
+
+#include "dovetail/base/error.h"
+
+namespace dovetail {
+namespace {
+
+/// NaN and infinity both come through the minimum or the maximum: one pass over memory and no temporary.
+bool all_finite(const at::Tensor& tensor) {
+  if (!tensor.is_floating_point() || tensor.numel() == 0) return true;
+  const bool narrow = tensor.element_size() < 2;  // no reductions over 8-bit floats in ATen
+  const auto [low, high] = at::aminmax(narrow ? tensor.to(at::kFloat) : tensor);
+  return std::isfinite(low.item<double>()) && std::isfinite(high.item<double>());
+}
+
+}  // namespace
+
+void check_finite(const std::string& name, const at::Tensor& tensor, int64_t step) {
+  if (all_finite(tensor)) return;
+  throw UserError(fmt::format("checkpoint of step {} refused: '{}' has a NaN or an infinity", step, name),
+                  "the run has diverged; go on from the last checkpoint, with a lower learning rate or clipping");
+}
+
+StreamedTensors::StreamedTensors(std::filesystem::path folder, int64_t step)
+    : folder_(std::move(folder)), step_(step) {}
+
+void StreamedTensors::begin(const std::vector<StreamedTensor>& tensors) try {
+  close();
+  if (failed()) return;
+  for (const StreamedTensor& tensor : tensors) {
+    const std::string file = fmt::format("rows-{:05}.safetensors", ++count_);
+    open_.push_back(
+        {.name = tensor.name,
+         .file = file,
+         .stream = std::make_unique<SafetensorsStream>(folder_ / file, tensor.name, tensor.dtype, tensor.shape)});
+    if (!tensor.rows.empty()) rows_of_[tensor.name] = tensor.rows;
+  }
+} catch (const UserError&) {
+  failure_ = std::current_exception();
+}
+
+void StreamedTensors::append(const std::vector<at::Tensor>& rows) try {
+  if (failed()) return;
+  DOVETAIL_CHECK(rows.size() == open_.size(), "checkpoint: {} blocks for {} tensors", rows.size(), open_.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    check_finite(open_[i].name, rows[i], step_);
+    open_[i].stream->append(rows[i]);
+  }
+} catch (const UserError&) {
+  failure_ = std::current_exception();
+}
+
+/// The files that are open are synced on a thread, once those before are: few are open at a time.
+void StreamedTensors::close() {
+  if (closing_.valid()) std::ranges::move(closing_.get(), std::back_inserter(files_));
+  if (open_.empty() || failed()) return;
+  closing_ = std::async(std::launch::async, [open = std::exchange(open_, {})] {
+    std::vector<ManifestFile> files;
+    for (const Open& tensor : open) {
+      const std::string sha256 = tensor.stream->commit();
+      files.push_back({tensor.file, tensor.stream->bytes_written(), sha256, {tensor.name}});
+    }
+    return files;
+  });
+}
+
+void StreamedTensors::check() const {
+  if (failed()) std::rethrow_exception(failure_);
+}
+
+void StreamedTensors::finish(CheckpointManifest& manifest) {
+  check();
+  close();
+  close();
+  std::ranges::move(files_, std::back_inserter(manifest.files));
+  manifest.rows_of = std::move(rows_of_);
+}
+
+}  // namespace dovetail

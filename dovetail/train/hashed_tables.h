@@ -1,0 +1,41 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dovetail/embedding/distributed.h"
+#include "dovetail/io/checkpoint.h"
+
+namespace dovetail {
+
+/// "embedding.<table>.<part>": what a table's tensors are called in checkpoints and exports.
+std::string table_tensor(const std::string& table, std::string_view part);
+
+/// What a checkpoint holds of a table without a fixed vocabulary beside its "weight" and "state": "keys", "occurrences"
+/// and "last_step" of the rows, "candidate_keys", "candidate_occurrences" and "candidate_last_step". A delta has all of
+/// it.
+std::vector<std::string> hashed_tensors(const embedding::PackSpec& spec, const embedding::TableSpec& table);
+
+/// Adds the tensors of tables without a fixed vocabulary where `here`, on rank 0; all ranks together.
+void add_hashed_tables(const embedding::DistributedTables& tables, bool here,
+                       std::map<std::string, at::Tensor>& tensors);
+/// The inverse, of a checkpoint of any number of ranks; `from` is rank 0's, null elsewhere. Throws UserError as
+/// DistributedTables::write_keys.
+void restore_hashed_tables(embedding::DistributedTables& tables, const StoredCheckpoint* from);
+
+/// All ranks together.
+embedding::HashedCounters sum_over_ranks(Group& group, const std::optional<embedding::HashedCounters>& own);
+/// A line of tables.jsonl: "rows" and "candidates" there are, and what became of keys since `before`.
+nlohmann::ordered_json counters_json(int64_t step, const embedding::HashedCounters& now,
+                                     const embedding::HashedCounters& before);
+/// For the log, at the end of a run.
+std::string counters_line(const embedding::HashedCounters& counters);
+
+}  // namespace dovetail

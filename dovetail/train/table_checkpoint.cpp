@@ -1,0 +1,152 @@
+#include "dovetail/train/table_checkpoint.h"
+
+#include <ATen/ops/arange.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <vector>
+
+#include "dovetail/base/error.h"
+#include "dovetail/train/collective.h"
+#include "dovetail/train/hashed_tables.h"
+
+namespace dovetail {
+namespace {
+
+constexpr std::string_view kTables = "embedding.";
+/// Rows and state that are in memory at a time.
+constexpr int64_t kBlockBytes = int64_t{4} << 20;
+
+struct Names {
+  std::string weight, state, rows;
+};
+
+Names names_of(const embedding::TableSpec& table) {
+  const std::string prefix = fmt::format("{}{}.", kTables, table.name);
+  return {.weight = prefix + "weight", .state = prefix + "state", .rows = prefix + "rows"};
+}
+
+int64_t state_width(const embedding::PackSpec& spec, const embedding::TableSpec& table) {
+  return embedding::state_per_row(spec.optimizer.kind, table.dim);
+}
+
+int64_t rows_at_once(const embedding::PackSpec& spec, const embedding::TableSpec& table) {
+  const int64_t state_bytes = state_width(spec, table) * static_cast<int64_t>(sizeof(float));
+  return std::max<int64_t>(1, kBlockBytes / (embedding::row_bytes(spec.row_dtype, table.dim) + state_bytes));
+}
+
+std::vector<StreamedTensor> tensors_of(const embedding::PackSpec& spec, const embedding::TableSpec& table,
+                                       CheckpointKind kind, int64_t rows) {
+  const Names names = names_of(table);
+  const std::string numbers = kind == CheckpointKind::kDelta ? names.rows : "";
+  std::vector<StreamedTensor> tensors = {{names.weight,
+                                          embedding::stored_type(spec.row_dtype),
+                                          {rows, embedding::stored_width(spec.row_dtype, table.dim)},
+                                          numbers}};
+  if (const int64_t width = state_width(spec, table); width > 0)
+    tensors.push_back({names.state, at::kFloat, {rows, width}, numbers});
+  if (!numbers.empty()) tensors.push_back({numbers, at::kLong, {rows}});
+  return tensors;
+}
+
+/// Throws UserError unless the checkpoint has the rows and the state of these tables and no others.
+void check_tables(const embedding::PackSpec& spec, const StoredCheckpoint& from) {
+  const auto& files = from.links().front().files;
+  std::set<std::string> others;
+  for (const std::string& name : from.names())
+    if (is_of_table(name)) others.insert(name);
+  for (const embedding::TableSpec& table : spec.tables) {
+    if (table.hashed) {
+      for (const std::string& name : hashed_tensors(spec, table))
+        user_check(others.erase(name) > 0, "the checkpoint lacks the tensor \"{}\" of this model", name);
+      continue;
+    }
+    for (const StreamedTensor& tensor : tensors_of(spec, table, CheckpointKind::kFull, table.rows)) {
+      user_check(others.erase(tensor.name) > 0 && files.contains(tensor.name),
+                 "the checkpoint lacks the tensor \"{}\" of this model", tensor.name);
+      const std::vector<int64_t> shape = files.at(tensor.name)->shape(tensor.name);
+      const at::ScalarType dtype = files.at(tensor.name)->dtype(tensor.name);
+      user_check(shape == tensor.shape && dtype == tensor.dtype,
+                 "the checkpoint's \"{}\" is ({}) {}, but the table is ({}) {}, as embedding.row_dtype = \"{}\" has it",
+                 tensor.name, fmt::join(shape, ", "), c10::toString(dtype), fmt::join(tensor.shape, ", "),
+                 c10::toString(tensor.dtype), embedding::name(spec.row_dtype));
+    }
+  }
+  if (!others.empty())
+    throw UserError(fmt::format("the checkpoint's \"{}\" is not a table of this model", *others.begin()));
+}
+
+/// Rows [first, first + count) of what a link holds of a table.
+embedding::TableRows read_block(const StoredCheckpoint::Link& link, const Names& names, int64_t first, int64_t count) {
+  const auto read = [&](const std::string& name) {
+    const auto file = link.files.find(name);
+    return file == link.files.end() ? at::Tensor() : file->second->read_rows(name, first, count);
+  };
+  return {.rows = link.rows_of.empty() ? at::arange(first, first + count, at::kLong) : read(names.rows),
+          .contents = {.weight = read(names.weight), .state = read(names.state)}};
+}
+
+/// Of each link, the rows that it holds of each table.
+nlohmann::json rows_in(const embedding::PackSpec& spec, const StoredCheckpoint& from) {
+  auto links = nlohmann::json::array();
+  for (const StoredCheckpoint::Link& link : from.links()) {
+    auto rows = nlohmann::json::array();
+    for (const embedding::TableSpec& table : spec.tables) {
+      const std::string weight = names_of(table).weight;
+      rows.push_back(table.hashed ? 0 : link.files.at(weight)->shape(weight)[0]);
+    }
+    links.push_back(rows);
+  }
+  return links;
+}
+
+}  // namespace
+
+bool is_of_table(const std::string& tensor) { return tensor.starts_with(kTables); }
+
+void save_tables(const embedding::DistributedTables& tables, CheckpointKind kind, StreamedTensors* to) {
+  const embedding::PackSpec& spec = tables.spec();
+  const auto which = kind == CheckpointKind::kFull ? embedding::RowSet::kAll : embedding::RowSet::kChanged;
+  for (int64_t t = 0; t < std::ssize(spec.tables); ++t) {
+    const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
+    if (table.hashed) continue;
+    const int64_t rows = which == embedding::RowSet::kAll ? table.rows : tables.num_changed(t);
+    if (to != nullptr) to->begin(tensors_of(spec, table, kind, rows));
+    const int64_t block = rows_at_once(spec, table);
+    for (int64_t first = 0; first < table.rows; first += block) {
+      const embedding::TableRows found = tables.read_rows(t, first, std::min(block, table.rows - first), which);
+      if (to == nullptr) continue;
+      std::vector<at::Tensor> tensors = {found.contents.weight};
+      if (found.contents.state.defined()) tensors.push_back(found.contents.state);
+      if (kind == CheckpointKind::kDelta) tensors.push_back(found.rows);
+      to->append(tensors);
+    }
+  }
+}
+
+void load_tables(embedding::DistributedTables& tables, const StoredCheckpoint* from, Group& group) {
+  const embedding::PackSpec& spec = tables.spec();
+  nlohmann::json links;
+  on_rank_zero(group, "restoring the tables", [&] {
+    check_tables(spec, *from);
+    links = rows_in(spec, *from);
+  });
+  links = broadcast_json(group, links);
+  for (size_t link = 0; link < links.size(); ++link) {
+    for (size_t t = 0; t < spec.tables.size(); ++t) {
+      const auto rows = links[link][t].get<int64_t>();
+      const int64_t block = rows_at_once(spec, spec.tables[t]);
+      for (int64_t first = 0; first < rows; first += block) {
+        embedding::TableRows found;
+        if (from != nullptr)
+          found = read_block(from->links()[link], names_of(spec.tables[t]), first, std::min(block, rows - first));
+        tables.write_rows(static_cast<int64_t>(t), found);
+      }
+    }
+  }
+}
+
+}  // namespace dovetail
