@@ -50,7 +50,7 @@ class CheckpointFolder {
 
   /// Begins a save whose largest tensors are written before the others, while the caller waits: a save in progress is
   /// waited for, and its failure thrown. A delta builds on the save before, of this process. The result is to be filled
-  /// until save_async of the same step, which throws its failure.
+  /// until save_async of the same step, which throws what cannot be saved; `wait` throws what the disk did not take.
   StreamedTensors& begin(int64_t step, CheckpointKind kind);
 
   /// Copies the tensors (so training goes on; the copies are freed file by file) and writes them on a thread. A save in

@@ -21,11 +21,16 @@ bool all_finite(const at::Tensor& tensor) {
   return std::isfinite(low.item<double>()) && std::isfinite(high.item<double>());
 }
 
+/// The tensors' own fault, not the disk's.
+struct NotFinite : UserError {
+  using UserError::UserError;
+};
+
 }  // namespace
 
 void check_finite(const std::string& name, const at::Tensor& tensor, int64_t step) {
   if (all_finite(tensor)) return;
-  throw UserError(fmt::format("checkpoint of step {} refused: '{}' has a NaN or an infinity", step, name),
+  throw NotFinite(fmt::format("checkpoint of step {} refused: '{}' has a NaN or an infinity", step, name),
                   "the run has diverged; go on from the last checkpoint, with a lower learning rate or clipping");
 }
 
@@ -72,12 +77,16 @@ void StreamedTensors::close() {
   });
 }
 
-void StreamedTensors::check() const {
+void StreamedTensors::check() const try {
   if (failed()) std::rethrow_exception(failure_);
+} catch (const NotFinite&) {
+  throw;
+} catch (const UserError&) {
+  return;
 }
 
 void StreamedTensors::finish(CheckpointManifest& manifest) {
-  check();
+  if (failed()) std::rethrow_exception(failure_);
   close();
   close();
   std::ranges::move(files_, std::back_inserter(manifest.files));

@@ -39,7 +39,7 @@ class StreamedTensors {
 
   /// Waits until all is on the disk, and adds it to `manifest`.
   void finish(CheckpointManifest& manifest);
-  /// Throws the failure, if there was one.
+  /// Throws what cannot be saved, a NaN or an infinity; `finish` throws what the disk did not take.
   void check() const;
 
  private:

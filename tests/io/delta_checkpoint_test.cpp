@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -202,6 +203,27 @@ TEST_F(DeltaCheckpoint, RefusesNaNInABlockAndLeavesNothing) {
   for (const auto& entry : fs::directory_iterator(folder_)) EXPECT_EQ(entry.path(), path_of(2));
   save(checkpoints, 6);
   expect_step(read_latest_checkpoint(folder_), 6);
+}
+
+TEST_F(DeltaCheckpoint, ADiskThatTakesNoMoreLosesNoEarlierCheckpoint) {
+  save_chain(4);
+  CheckpointFolder checkpoints(folder_, {});
+  rlimit old{};
+  ::getrlimit(RLIMIT_FSIZE, &old);
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit limit{.rlim_cur = 100000, .rlim_max = old.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+  StreamedTensors& to = checkpoints.begin(6, CheckpointKind::kFull);
+  to.begin({{"t.weight", at::kFloat, {100000, 1}}});
+  for (int block = 0; block < 10; ++block) to.append({at::zeros({10000, 1})});
+  checkpoints.save_async({.step = 6});
+  const std::string message = message_of([&] { checkpoints.wait(); });
+  ::setrlimit(RLIMIT_FSIZE, &old);
+  std::signal(SIGXFSZ, old_handler);
+  EXPECT_THAT(message, AllOf(HasSubstr("the checkpoint of step 6 was not written"), HasSubstr("File too large"),
+                             HasSubstr("the newest is step-00000004")));
+  EXPECT_FALSE(fs::exists(folder_ / ".step-00000006.partial"));
+  expect_step(read_latest_checkpoint(folder_), 4);
 }
 
 /// Not a test of its own: the process that the next test kills. Saves from the newest step on, for ever.
