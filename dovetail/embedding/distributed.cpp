@@ -41,8 +41,8 @@ DistributedTables::DistributedTables(PackSpec spec, EmbeddingPlan plan, std::sha
     if (of_pack)
       of_pack->memory_bytes = static_cast<int64_t>(static_cast<double>(tiers->memory_bytes) *
                                                    static_cast<double>(bytes[i]) / static_cast<double>(all_bytes));
-    packs_.push_back(
-        std::make_unique<ShardedPack>(spec_, plan_, plan_.packs[i], group_->rank(), payloads, of_pack, hashed, changes));
+    packs_.push_back(std::make_unique<ShardedPack>(spec_, plan_, plan_.packs[i], group_->rank(), payloads, of_pack,
+                                                   hashed, changes));
   }
 }
 

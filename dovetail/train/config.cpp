@@ -60,8 +60,8 @@ constexpr std::string_view kOfGpt[] = {"/model/",
                                        "/log/quantization_every",
                                        "/log/experts_every",
                                        "/log/sample_"};
-constexpr std::string_view kOfRecommender[] = {"/recommender/", "/rows/", "/embedding/", "/eval/max_rows",
-                                               "/log/tables_every", "/checkpoint/full_every"};
+constexpr std::string_view kOfRecommender[] = {
+    "/recommender/", "/rows/", "/embedding/", "/eval/max_rows", "/log/tables_every", "/checkpoint/full_every"};
 
 /// Throws UserError for a key that what is trained does not read.
 void check_sections(RunConfig config) {

@@ -66,7 +66,9 @@ void add_hashed_tables(const embedding::DistributedTables& tables, bool here,
     const embedding::TableSpec& table = tables.spec().tables[static_cast<size_t>(t)];
     const embedding::KeyedRows all = tables.read_keys(t);
     if (!here) continue;
-    const auto add = [&](const char* part, const at::Tensor& tensor) { tensors[table_tensor(table.name, part)] = tensor; };
+    const auto add = [&](const char* part, const at::Tensor& tensor) {
+      tensors[table_tensor(table.name, part)] = tensor;
+    };
     add("keys", all.known.keys);
     add("occurrences", all.known.occurrences);
     add("last_step", all.known.last_step);

@@ -13,7 +13,8 @@ namespace dovetail {
 /// are in "embedding.<table>.rows" (n) int64, ascending.
 bool is_of_table(const std::string& tensor);
 
-/// Writes the tables with a fixed vocabulary (hashed_tables.h has the others) block by block; `to` is rank 0's, null elsewhere. All ranks together, between steps.
+/// Writes the tables with a fixed vocabulary (hashed_tables.h has the others) block by block; `to` is rank 0's, null
+/// elsewhere. All ranks together, between steps.
 void save_tables(const embedding::DistributedTables& tables, CheckpointKind kind, StreamedTensors* to);
 
 /// The inverse, of a checkpoint of any number of ranks; `from` is rank 0's, null elsewhere. All ranks together. Throws

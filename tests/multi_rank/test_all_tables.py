@@ -53,6 +53,10 @@ def test_all_tables_at_once_outlive_a_rank_and_learn(tmp_path):
     assert found["tasks"]["clicked"]["auc"] == pytest.approx(last["auc"], abs=1e-3)
     hits = [json.loads(line)["hit_rate"] for line in (run / "timings.jsonl").read_text().splitlines()]
     assert 0.1 < sum(hits) / len(hits) < 0.9
+    # Users are admitted at their second occurrence, and leave when they were not seen for 100 steps.
+    keys = [json.loads(line) for line in (run / "tables.jsonl").read_text().splitlines()]
+    assert 0 < keys[-1]["rows"] <= USERS and keys[0]["admitted"] > 0 and keys[0]["not_admitted"] > 0
+    assert rows["embedding.user.keys"] == rows["embedding.user.weight"] == keys[-1]["rows"]
     plan = json.loads((run / "embedding_plan.json").read_text())
     assert plan["ranks"] == 2 and {pack["sharding"] for pack in plan["packs"]} == {"row"}
     assert {pack["group"] for pack in plan["packs"]} == {0, 1}

@@ -56,7 +56,7 @@ std::unique_ptr<DistributedTables> tables_of(const Layout& layout, const std::sh
     tiers = {.memory_bytes = layout.memory_bytes, .step_rows = 200, .warmup_steps = 2, .folder = folder};
   return std::make_unique<DistributedTables>(
       spec, embedding::make_plan(spec, {.ranks = group->size(), .sharding = layout.sharding}), group, Payloads{}, tiers,
-      Changes::kTracked);
+      embedding::HashedOptions{}, Changes::kTracked);
 }
 
 void save(DistributedTables& tables, CheckpointFolder* folder, int64_t step, CheckpointKind kind) {

@@ -72,7 +72,7 @@ std::vector<NativeDevice> describe_gpus() {
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp properties;
     C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, i));
-    gpus.push_back({.name = properties.name, .major = properties.major, .minor = properties.minor});
+    gpus.push_back({.name = properties.name, .major = properties.major, .minor = properties.minor, .missing = {}});
   }
   return gpus;
 }
