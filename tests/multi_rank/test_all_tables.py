@@ -54,7 +54,7 @@ def test_all_tables_at_once_outlive_a_rank_and_learn(tmp_path):
     hits = [json.loads(line)["hit_rate"] for line in (run / "timings.jsonl").read_text().splitlines()]
     assert 0.1 < sum(hits) / len(hits) < 0.9
     # Users are admitted at their second occurrence, and leave when they were not seen for 100 steps.
-    keys = [json.loads(line) for line in (run / "tables.jsonl").read_text().splitlines()]
+    keys = [json.loads(line) for line in (tmp_path / "whole/tables.jsonl").read_text().splitlines()]
     assert 0 < keys[-1]["rows"] <= USERS and keys[0]["admitted"] > 0 and keys[0]["not_admitted"] > 0
     assert rows["embedding.user.keys"] == rows["embedding.user.weight"] == keys[-1]["rows"]
     plan = json.loads((run / "embedding_plan.json").read_text())
