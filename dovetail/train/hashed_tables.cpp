@@ -1,5 +1,6 @@
 #include "dovetail/train/hashed_tables.h"
 
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <array>
