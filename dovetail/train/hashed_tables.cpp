@@ -89,6 +89,7 @@ void restore_hashed_tables(embedding::DistributedTables& tables, const StoredChe
 embedding::HashedCounters sum_over_ranks(Group& group, const std::optional<embedding::HashedCounters>& own) {
   const embedding::HashedCounters from = own.value_or(embedding::HashedCounters());
   std::vector<double> values;
+  values.reserve(kCounters.size());
   for (const auto& [name, member] : kCounters) values.push_back(static_cast<double>(from.*member));
   values = sum_over_ranks(group, values);
   embedding::HashedCounters sum;
