@@ -123,9 +123,6 @@ struct Places {
   size_t up_bias(int64_t e) const { return static_cast<size_t>(2 + 2 * experts + e); }
   size_t down_bias(int64_t e) const { return static_cast<size_t>(2 + 3 * experts + e); }
   size_t count() const { return static_cast<size_t>(2 + (bias ? 4 : 2) * experts); }
-  std::vector<size_t> parameters(int64_t e) const {
-    return bias ? std::vector{up(e), down(e), up_bias(e), down_bias(e)} : std::vector{up(e), down(e)};
-  }
   at::TensorList downs(at::TensorList tensors) const { return tensors.slice(down(0), static_cast<size_t>(experts)); }
 };
 
@@ -191,16 +188,18 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     const ByExpert token(to, to.token);
 
     variable_list a, da = matrices(to, runs, 1, x.options()), dh;
-    const ByExpert da_of(to, runs, da);
     std::vector<GemmCall> calls;
-    for (int64_t e = 0; e < at.experts; ++e) calls.push_back({da_of[e], dy, saved[at.down(e)], {.a_rows = token[e]}});
-    gemm_group(calls);
+    const auto run_calls = [&calls] { gemm_group(std::exchange(calls, {})); };
+    {
+      const ByExpert da_of(to, runs, da);
+      for (int64_t e = 0; e < at.experts; ++e) calls.push_back({da_of[e], dy, saved[at.down(e)], {.a_rows = token[e]}});
+      run_calls();
+    }
     at::Tensor row_dweight = at::empty(row_weight.sizes(), row_weight.options());
     for (size_t i = 0; i < runs.size(); ++i) {
       a.push_back(activation->apply(h[i]));
       const int64_t first = to.first_row(runs[i].first);
       weigh(row_weight.narrow(0, first, a[i].size(0)), a[i], da[i], row_dweight.narrow(0, first, a[i].size(0)));
-      dh.push_back(activation_gradient(*activation, h[i], da[i]));
     }
 
     if (at.bias) {  // of which the weights' gradients are products too
@@ -209,9 +208,25 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
         dweight[e].add_(gemm(dy, saved[at.down_bias(e)].unsqueeze(1), {.a_rows = token[e]}).squeeze(1));
     }
 
-    const ByExpert a_of(to, runs, a), dh_of(to, runs, dh);
+    // What only down's gradients read goes before up's are made.
     variable_list out(at.count() + 3);  // and the other arguments'
-    calls.clear();
+    const ByExpert weights(to, row_weight.to(x.scalar_type()));
+    const auto gradient = [&](size_t place) { return out[place] = at::empty(saved[place].sizes(), x.options()); };
+    {
+      const ByExpert a_of(to, runs, a);
+      for (int64_t e = 0; e < at.experts; ++e) {
+        calls.push_back({gradient(at.down(e)), dy, a_of[e], {.transpose_a = true, .a_rows = token[e]}});
+        if (at.bias)
+          calls.push_back({gradient(at.down_bias(e)).unsqueeze(0), weights[e].unsqueeze(0), dy, {.b_rows = token[e]}});
+      }
+      run_calls();
+    }
+    a.clear();
+    for (size_t i = 0; i < runs.size(); ++i) {
+      dh.push_back(activation_gradient(*activation, h[i], da[i]));
+      da[i].reset();
+    }
+    const ByExpert dh_of(to, runs, dh);
     at::Tensor dx;
     if (context->needs_input_grad(Places::kX)) {
       dx = at::zeros(x.sizes(), weight.options());
@@ -219,16 +234,12 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
         calls.push_back(
             {dx, dh_of[e], saved[at.up(e)], {.accumulate = true, .c_rows = token[e].narrow(0, 0, kept.rows(e))}});
     }
-    const ByExpert weights(to, row_weight.to(x.scalar_type()));
     for (int64_t e = 0; e < at.experts; ++e) {
-      for (const size_t place : at.parameters(e)) out[place] = at::empty(saved[place].sizes(), x.options());
-      calls.push_back({out[at.down(e)], dy, a_of[e], {.transpose_a = true, .a_rows = token[e]}});
-      const at::Tensor up_sums = at.bias ? out[at.up_bias(e)] : at::Tensor();
-      calls.push_back({out[at.up(e)], dh_of[e], x, {.transpose_a = true, .row_sums = up_sums, .b_rows = token[e]}});
-      if (at.bias)
-        calls.push_back({out[at.down_bias(e)].unsqueeze(0), weights[e].unsqueeze(0), dy, {.b_rows = token[e]}});
+      const at::Tensor up_sums = at.bias ? gradient(at.up_bias(e)) : at::Tensor();
+      calls.push_back(
+          {gradient(at.up(e)), dh_of[e], x, {.transpose_a = true, .row_sums = up_sums, .b_rows = token[e]}});
     }
-    gemm_group(calls);
+    run_calls();
     if (dx.defined()) out[Places::kX] = dx.to(x.scalar_type());
     const at::Tensor dweight = at::zeros({weight.numel() + 1}, weight.options()).index_copy_(0, to.choice, row_dweight);
     out[Places::kWeight] = dweight.narrow(0, 0, weight.numel()).view(weight.sizes());

@@ -28,11 +28,15 @@ def test_all_at_once_outlives_a_rank_and_learns(tmp_path):
     # Two layers of experts, each loss at least 0.01 where the load is even.
     assert 0.02 <= last["router_loss"] < 0.04
 
-    for line in lines(run / "experts.jsonl"):
+    experts = lines(run / "experts.jsonl")
+    # The load is even enough in the end for a capacity of 1.25 times an even share, but not in the first steps.
+    dropped = [sum(layer["dropped"] for layer in line["layers"]) for line in experts]
+    assert 0 <= dropped[-1] < dropped[0]
+    for line in experts:
         assert [layer["layer"] for layer in line["layers"]] == ["blocks.1.moe", "blocks.3.moe"]
         for layer in line["layers"]:
             assert layer["r"] == 1 and layer["overlap"] == 2 and layer["all_to_all"] == "linear"
-            assert len(layer["load"]) == 8 and math.isclose(sum(layer["load"]), 8) and layer["dropped"] == 0
+            assert len(layer["load"]) == 8 and math.isclose(sum(layer["load"]), 8)
         assert line["all_to_all"]["bytes_sent"] > 0 and line["all_to_all"]["waited_s"] > 0
     quantized = {tensor["layer"] for tensor in lines(run / "quantization.jsonl")[-1]["tensors"]}
     assert "blocks.1.moe.experts.7.down" in quantized and "blocks.3.moe.shared.up" in quantized
