@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "dovetail/plan/actions.h"
+#include "dovetail/plan/graph.h"
+
+namespace dovetail::plan {
+
+/// A plan that may not run. `action` is the position of the action at fault, or -1 where no single one is.
+class InvalidPlan : public std::runtime_error {
+ public:
+  InvalidPlan(int action, const std::string& message);
+  int action() const { return action_; }
+
+ private:
+  int action_;
+};
+
+/// Bytes held from a moment on.
+struct MemoryPoint {
+  double time_s = 0;
+  int64_t bytes = 0;
+};
+
+/// A plan as simulated: when each action starts and ends, and what memory it takes.
+struct Timeline {
+  struct Span {
+    double start_s = 0, end_s = 0;
+  };
+  std::vector<Span> actions;  ///< in the order of the plan
+  double makespan_s = 0;      ///< end of the last action
+  int64_t peak_bytes = 0;
+  double peak_at_s = 0;
+  int64_t host_peak_bytes = 0;
+  std::vector<MemoryPoint> memory;  ///< of the device, one point a change, in time's order
+  int again = 0;                    ///< computes beyond the first of each node
+};
+
+/// Check a plan and simulate its streams. Throws InvalidPlan where an action reads what is not there (freed, never
+/// made, another version, a lossy copy that its reader may not have), where a node never runs or runs again though it
+/// may not, where a write passes a copy in flight, where what must stay at the end is missing, where memory exceeds the
+/// budget of the device or of the host, or where a claim does not hold.
+///
+/// The rules: an action starts when its stream is free, its waits have ended and its data are there. A copy listed
+/// after a compute starts no earlier than that compute's end and overlaps what follows. Bytes are charged from the
+/// start of the action that makes them and released at the later of the free and the end of the last reader, copies in
+/// flight among them; workspace is charged while its compute runs.
+Timeline check(const Graph& graph, const Plan& plan);
+
+}  // namespace dovetail::plan

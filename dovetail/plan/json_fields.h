@@ -1,0 +1,77 @@
+#pragma once
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cmath>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "dovetail/base/error.h"
+
+namespace dovetail::plan {
+
+/// The keys of one object of a file, read with errors that name the place: "graph.json: nodes[3]: time is \"fast\",
+/// not a number".
+class Fields {
+ public:
+  Fields(const nlohmann::json& json, std::string where, std::initializer_list<std::string_view> known)
+      : json_(json), where_(std::move(where)) {
+    user_check(json.is_object(), "{}: not an object", where_);
+    for (const auto& item : json.items())
+      user_check(std::find(known.begin(), known.end(), item.key()) != known.end(),
+                 "{}: unknown key \"{}\"; valid are {}", where_, item.key(), fmt::join(known, ", "));
+  }
+
+  const std::string& where() const { return where_; }
+  bool has(const char* key) const { return json_.contains(key) && !json_[key].is_null(); }
+
+  const nlohmann::json& at(const char* key) const {
+    user_check(has(key), "{}: {} is missing", where_, key);
+    return json_[key];
+  }
+  const nlohmann::json& list(const char* key) const {
+    user_check(at(key).is_array(), "{}: {} is {}, not a list", where_, key, json_[key].dump());
+    return json_[key];
+  }
+  std::string text(const char* key) const {
+    user_check(at(key).is_string(), "{}: {} is {}, not a string", where_, key, json_[key].dump());
+    return json_[key].get<std::string>();
+  }
+  double number(const char* key) const {
+    user_check(at(key).is_number(), "{}: {} is {}, not a number", where_, key, json_[key].dump());
+    const double value = json_[key].get<double>();
+    user_check(std::isfinite(value) && value >= 0, "{}: {} is {}; it must not be negative", where_, key, value);
+    return value;
+  }
+  double rate(const char* key) const {
+    const double value = number(key);
+    user_check(value > 0, "{}: {} is 0; it must be positive", where_, key);
+    return value;
+  }
+  int64_t bytes(const char* key) const {
+    const double value = number(key);
+    user_check(value == std::floor(value) && value < 9e18, "{}: {} is {}, not a whole number", where_, key, value);
+    return static_cast<int64_t>(value);
+  }
+  bool flag(const char* key, bool otherwise) const {
+    if (!has(key)) return otherwise;
+    user_check(json_[key].is_boolean(), "{}: {} is {}, neither true nor false", where_, key, json_[key].dump());
+    return json_[key].get<bool>();
+  }
+  void version_1() const {
+    user_check(at("version") == 1, "{}: version is {}; only version 1 is known", where_, json_["version"].dump());
+  }
+
+ private:
+  const nlohmann::json& json_;
+  std::string where_;
+};
+
+/// The content of a JSON file; UserError with the parser's reason.
+nlohmann::json read_json(const std::filesystem::path& path);
+
+}  // namespace dovetail::plan

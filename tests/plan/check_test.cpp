@@ -1,0 +1,286 @@
+#include "dovetail/plan/check.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/file.h"
+#include "dovetail/plan/actions.h"
+#include "dovetail/plan/graph.h"
+#include "tests/base/temporary_folder.h"
+#include "tests/plan/random_graph.h"
+
+namespace dovetail::plan {
+namespace {
+
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+using Json = nlohmann::json;
+
+// Three layers: a is read again by the backward of the second, b and c by that of the third.
+const char* const kGraph = R"({"version": 1, "budget_bytes": 110,
+  "bandwidth": {"d2h": 10, "h2d": 10, "duplex": true},
+  "codecs": {"fp8": {"ratio": 0.25, "enc_Bps": 100, "dec_Bps": 100, "max_err": 0.1}},
+  "tensors": [{"id": "x", "bytes": 10, "kind": "input"}, {"id": "w", "bytes": 10, "kind": "param"},
+              {"id": "a", "bytes": 30, "kind": "activation", "lossy_ok": true},
+              {"id": "b", "bytes": 30, "kind": "activation"}, {"id": "c", "bytes": 30, "kind": "activation"},
+              {"id": "gb", "bytes": 30, "kind": "grad"}, {"id": "ga", "bytes": 30, "kind": "grad"},
+              {"id": "gw", "bytes": 10, "kind": "grad"}],
+  "nodes": [{"name": "f1", "inputs": ["x", "w"], "outputs": ["a"],
+             "algos": [{"name": "slow", "time": 1, "workspace": 0}, {"name": "fast", "time": 0.5, "workspace": 20}]},
+            {"name": "f2", "inputs": ["a"], "outputs": ["b"], "algos": [{"name": "slow", "time": 1, "workspace": 0}]},
+            {"name": "f3", "inputs": ["b"], "outputs": ["c"], "algos": [{"name": "slow", "time": 1, "workspace": 0}]},
+            {"name": "g3", "inputs": ["b", "c"], "outputs": ["gb"],
+             "algos": [{"name": "slow", "time": 4, "workspace": 0}]},
+            {"name": "g2", "inputs": ["a", "gb"], "outputs": ["ga"],
+             "algos": [{"name": "slow", "time": 1, "workspace": 0}]},
+            {"name": "g1", "inputs": ["ga", "x", "w"], "outputs": ["gw"],
+             "algos": [{"name": "slow", "time": 1, "workspace": 0}]},
+            {"name": "upd", "inputs": ["gw", "w"], "outputs": [], "mutates": ["w"],
+             "algos": [{"name": "slow", "time": 0.1, "workspace": 0}]}],
+  "final": ["w"]})";
+
+// Offloads a under f2 and f3, and fetches it under g3.
+const char* const kPlan = R"({"version": 1, "actions": [
+  {"op": "compute", "node": "f1"}, {"id": "off", "op": "offload", "tensor": "a"}, {"op": "compute", "node": "f2"},
+  {"op": "free", "tensor": "a"}, {"op": "compute", "node": "f3"}, {"op": "compute", "node": "g3", "deps": ["off"]},
+  {"op": "free", "tensor": "b"}, {"op": "free", "tensor": "c"}, {"op": "prefetch", "tensor": "a"},
+  {"op": "compute", "node": "g2"}, {"op": "free", "tensor": "a"}, {"op": "free", "tensor": "gb"},
+  {"op": "compute", "node": "g1"}, {"op": "free", "tensor": "ga"}, {"op": "compute", "node": "upd"},
+  {"op": "free", "tensor": "gw"}]})";
+
+Graph graph_of(const Json& json) { return parse_graph(json, "graph.json"); }
+
+class Check : public testing::Test {
+ protected:
+  Graph graph_ = graph_of(Json::parse(kGraph));
+  Plan plan_ = parse_plan(Json::parse(kPlan), graph_, "plan.json");
+
+  auto rejects(const std::string& reason) {
+    return
+        [this, reason] { EXPECT_THAT([&] { check(graph_, plan_); }, ThrowsMessage<InvalidPlan>(HasSubstr(reason))); };
+  }
+  auto at(size_t position) { return plan_.actions.begin() + static_cast<int64_t>(position); }
+};
+
+TEST_F(Check, CopiesRunBesideComputes) {
+  const Timeline timeline = check(graph_, plan_);
+  // f1 to 1 s; the offload from 1 to 4 s under f2 and f3, which end at 3; g3 waits for it: 4 to 8; the prefetch 8
+  // to 11.
+  EXPECT_DOUBLE_EQ(timeline.actions[1].start_s, 1);
+  EXPECT_DOUBLE_EQ(timeline.actions[1].end_s, 4);
+  EXPECT_DOUBLE_EQ(timeline.actions[5].start_s, 4);
+  EXPECT_DOUBLE_EQ(timeline.actions[8].end_s, 11);
+  EXPECT_DOUBLE_EQ(timeline.makespan_s, 13.1);
+  EXPECT_EQ(timeline.peak_bytes, 110);  // x, w, b, c, gb, and a's bytes until its copy ends
+  EXPECT_EQ(timeline.host_peak_bytes, 30);
+  EXPECT_EQ(timeline.memory.back().bytes, 20);
+  int64_t most = 0;
+  for (const MemoryPoint& point : timeline.memory) most = std::max(most, point.bytes);
+  EXPECT_EQ(most, timeline.peak_bytes);
+}
+
+TEST_F(Check, MutatedPlansAreRejected) {
+  const Plan valid = plan_;
+  plan_.actions[5].waits.clear();
+  rejects("over the budget: 140 > 110")();  // g3 starts while a is still being copied
+  plan_ = valid;
+  plan_.actions.erase(at(3));
+  rejects("prefetch of a: already on the device")();
+  plan_ = valid;
+  plan_.actions.erase(at(8));
+  rejects("g2 reads a, which is not on the device")();
+  plan_ = valid;
+  std::swap(plan_.actions[2], plan_.actions[4]);
+  rejects("f3 reads b, which is not on the device")();
+  plan_ = valid;
+  plan_.actions.push_back({.op = Op::kFree, .tensor = 7});
+  rejects("free of gw: not on the device")();
+  plan_ = valid;
+  plan_.actions.insert(at(15), {.op = Op::kCompute, .node = 6});
+  rejects("upd may run only once")();
+  plan_ = valid;
+  plan_.actions.insert(at(0), {.op = Op::kOffload, .tensor = 1});
+  rejects("upd writes w while a copy of its old version is kept")();
+  plan_ = valid;
+  plan_.actions.resize(14);
+  rejects("node upd never runs")();
+  plan_ = valid;
+  plan_.actions.insert(at(1), {.op = Op::kCompute, .node = 0});
+  rejects("f1 makes a, which is still on the device")();
+  plan_ = valid;
+  plan_.actions.push_back({.op = Op::kFree, .tensor = 1});
+  rejects("free of param w without a host copy")();
+  plan_ = valid;
+  plan_.actions.insert(at(1), {.op = Op::kCompress, .tensor = 3, .codec = 0});
+  rejects("compress of b: not on the device")();
+  plan_ = valid;
+  plan_.actions.insert(at(3), {.op = Op::kCompress, .tensor = 3, .codec = 0});
+  rejects("b may not be stored with loss")();
+  plan_ = valid;
+  graph_.budget_bytes = 109;
+  rejects("over the budget: 110 > 109 bytes at 2")();
+  graph_.budget_bytes = 110;
+  graph_.host_bytes = 29;
+  rejects("over the host's budget")();
+  graph_.host_bytes.reset();
+  plan_.claimed_peak_bytes = 109;
+  rejects("claims a peak of 109 bytes but takes 110")();
+  plan_.claimed_peak_bytes.reset();
+  plan_.claimed_makespan_s = 13.5;
+  rejects("claims to end at 13.5 s but ends at 13.1")();
+}
+
+TEST_F(Check, WhatLossyCopiesMayBeReadBy) {
+  // a, compressed and decompressed instead of offloaded; then what is made from it again is not exact.
+  plan_.actions[1] = {.op = Op::kCompress, .tensor = 2, .codec = 0};
+  plan_.actions[5].waits.clear();
+  plan_.actions[8] = {.op = Op::kDecompress, .tensor = 2};
+  graph_.budget_bytes = 118;
+  EXPECT_EQ(check(graph_, plan_).peak_bytes, 118);
+  graph_.tensors[2].lossy_ok = false;
+  rejects("a may not be stored with loss")();
+  graph_.tensors[2].lossy_ok = true;
+  graph_.final.push_back(2);
+  std::erase_if(plan_.actions, [](const Action& a) { return a.op == Op::kFree && a.tensor == 2; });
+  plan_.actions.insert(at(3), {.op = Op::kFree, .tensor = 2});
+  rejects("a ends as a lossy copy")();
+}
+
+TEST(CheckFiles, AreReadBackAsWritten) {
+  Random random(1);
+  for (int round = 0; round < 20; ++round) {
+    const Graph graph = random_step(random, 4);
+    const Graph again = graph_of(Json::parse(to_json(graph).dump()));
+    EXPECT_EQ(to_json(graph), to_json(again));
+    Plan plan = keep_all_plan(graph);
+    plan.actions[1].waits = {0};
+    plan.claimed_peak_bytes = 1 << 20;
+    EXPECT_EQ(to_json(parse_plan(Json::parse(to_json(plan, graph).dump()), graph, "plan.json"), graph),
+              to_json(plan, graph));
+  }
+}
+
+TEST(CheckFiles, MistakesAreNamed) {
+  const auto broken = [](const char* pointer, const Json& value) {
+    Json json = Json::parse(kGraph);
+    json[Json::json_pointer(pointer)] = value;
+    return [json] { graph_of(json); };
+  };
+  const auto says = [](const std::string& text) { return ThrowsMessage<UserError>(HasSubstr(text)); };
+  EXPECT_THAT(broken("/nodes/1/inputs/0", "z"), says("graph.json: nodes[1]: inputs: there is no tensor \"z\""));
+  EXPECT_THAT(broken("/nodes/1/inputs/0", "c"), says("node \"f2\" reads \"c\" before any node made it"));
+  EXPECT_THAT(broken("/nodes/1/outputs/0", "a"), says("tensor \"a\" has two producers"));
+  EXPECT_THAT(broken("/nodes/1/algos", Json::array()), says("nodes[1]: algos is empty"));
+  EXPECT_THAT(broken("/tensors/2/bytes", -1), says("tensors[2]: bytes is -1; it must not be negative"));
+  EXPECT_THAT(broken("/tensors/2/kind", "weight"), says("kind is \"weight\"; valid are input, param"));
+  EXPECT_THAT(broken("/tensors/2/id", "x"), says("tensors[2]: a tensor before it is named \"x\" too"));
+  EXPECT_THAT(broken("/tensors/2/color", "red"), says("tensors[2]: unknown key \"color\""));
+  EXPECT_THAT(broken("/bandwidth/d2h", 0), says("bandwidth: d2h is 0; it must be positive"));
+  EXPECT_THAT(broken("/version", 2), says("only version 1 is known"));
+  const Graph graph = graph_of(Json::parse(kGraph));
+  const auto plan = [&](const char* text) { return [&graph, text] { parse_plan(Json::parse(text), graph, "plan"); }; };
+  EXPECT_THAT(plan(R"({"version": 1, "actions": [{"op": "keep", "tensor": "a"}]})"), says("unknown op \"keep\""));
+  EXPECT_THAT(plan(R"({"version": 1, "actions": [{"op": "compute", "node": "f1", "algo": "x"}]})"),
+              says("action 0: f1 has no algorithm \"x\""));
+  EXPECT_THAT(plan(R"({"version": 1, "actions": [{"op": "free", "tensor": "a", "deps": [0]}]})"),
+              says("dep 0 is not issued earlier"));
+}
+
+// The oracle, tests/plan/check_plan.py, was written apart from this checker.
+TEST(CheckOracle, AgreesOnRandomPlansValidAndNot) {
+  Random random(7);
+  const test::TemporaryFolder folder;
+  std::ofstream pairs(folder.path() / "pairs.jsonl");
+  std::vector<std::optional<Timeline>> ours;
+  int valid = 0;
+  for (int round = 0; round < 3000; ++round) {
+    Graph graph = random_step(random, draw(random, 2, 5));
+    Plan plan = keep_all_plan(graph);
+    for (Action& action : plan.actions)
+      if (action.op == Op::kCompute)
+        action.algorithm = draw(random, 0, static_cast<int>(graph.nodes[action.node].algorithms.size()) - 1);
+    for (int change = draw(random, 0, 5); change > 0; --change) {
+      const int t = draw(random, 0, static_cast<int>(graph.tensors.size()) - 1);
+      const auto position = [&](int from) { return draw(random, from, static_cast<int>(plan.actions.size())); };
+      const auto insert = [&](int at, Action action) { plan.actions.insert(plan.actions.begin() + at, action); };
+      const int at = position(0), later = position(at), last = position(later);
+      switch (draw(random, 0, 4)) {
+        case 0:  // out, and back
+          insert(last, {.op = Op::kPrefetch, .tensor = t});
+          insert(later, {.op = Op::kFree, .tensor = t});
+          insert(at, {.op = Op::kOffload, .tensor = t});
+          break;
+        case 1:
+          insert(last, {.op = Op::kDecompress, .tensor = t});
+          insert(later, {.op = Op::kFree, .tensor = t});
+          insert(at, {.op = Op::kCompress, .tensor = t, .codec = draw(random, 0, 1)});
+          break;
+        case 2: {  // again
+          const int node = draw(random, 0, static_cast<int>(graph.nodes.size()) - 1);
+          insert(last, {.op = Op::kCompute, .node = node});
+          for (const int output : graph.nodes[node].outputs) insert(later, {.op = Op::kFree, .tensor = output});
+          break;
+        }
+        case 3:
+          insert(at, {.op = draw(random, 0, 1) == 0 ? Op::kFreeHost : Op::kFreePacked, .tensor = t});
+          break;
+        default:
+          if (last > 0 && last < static_cast<int>(plan.actions.size()))
+            plan.actions[last].waits = {draw(random, 0, last - 1)};
+      }
+    }
+    // Waits name positions, which the insertions after them moved: keep those that still look back.
+    for (size_t i = 0; i < plan.actions.size(); ++i)
+      std::erase_if(plan.actions[i].waits, [&](int wait) { return wait >= static_cast<int>(i); });
+    if (draw(random, 0, 3) == 0) graph.budget_bytes = draw(random, 60, 300);
+    if (draw(random, 0, 3) == 0) graph.host_bytes = draw(random, 8, 60);
+    try {
+      ours.emplace_back(check(graph, plan));
+      ++valid;
+    } catch (const InvalidPlan&) {
+      ours.emplace_back();
+    }
+    pairs << Json{{"graph", to_json(graph)}, {"plan", to_json(plan, graph)}}.dump() << '\n';
+  }
+  pairs.close();
+  EXPECT_GT(valid, 400);
+  EXPECT_LT(valid, 2400);
+  const auto script = folder.path() / "verdicts.py";
+  write_file_atomically(script, R"(import json, sys
+sys.path.insert(0, sys.argv[1])
+import check_plan
+for line in open(sys.argv[2]):
+    pair = json.loads(line)
+    try:
+        print(json.dumps(check_plan.check(pair["graph"], pair["plan"])))
+    except check_plan.Bad as bad:
+        print(json.dumps({"valid": False, "error": str(bad)}))
+)");
+  const char* python = std::getenv("DOVETAIL_PYTHON");
+  const auto source = std::filesystem::path(__FILE__).parent_path();
+  ASSERT_EQ(std::system(fmt::format("{} {} {} {} > {}", python != nullptr ? python : "python3", script.string(),
+                                    source.string(), (folder.path() / "pairs.jsonl").string(),
+                                    (folder.path() / "verdicts").string())
+                            .c_str()),
+            0);
+  std::ifstream verdicts(folder.path() / "verdicts");
+  std::string line;
+  for (size_t i = 0; i < ours.size(); ++i) {
+    ASSERT_TRUE(std::getline(verdicts, line));
+    const Json theirs = Json::parse(line);
+    ASSERT_EQ(theirs["valid"].get<bool>(), ours[i].has_value()) << "plan " << i << ": " << line;
+    if (!ours[i]) continue;
+    EXPECT_EQ(theirs["peak_bytes"].get<double>(), static_cast<double>(ours[i]->peak_bytes)) << i;
+    EXPECT_EQ(theirs["host_peak"].get<double>(), static_cast<double>(ours[i]->host_peak_bytes)) << i;
+    EXPECT_DOUBLE_EQ(theirs["makespan"].get<double>(), ours[i]->makespan_s) << i;
+    EXPECT_EQ(theirs["recomputes"].get<int>(), ours[i]->again) << i;
+  }
+}
+
+}  // namespace
+}  // namespace dovetail::plan
