@@ -1,0 +1,252 @@
+#include "dovetail/plan/executor.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/Storage.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/plan/host_tier.h"
+#include "dovetail/plan/layout.h"
+#include "dovetail/plan/operation_call.h"
+#include "dovetail/plan/packing.h"
+#include "dovetail/plan/planned_allocator.h"
+
+namespace dovetail::plan {
+namespace {
+
+c10::Storage storage_at(std::byte* address, int64_t bytes) {
+  return c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes),
+                      c10::DataPtr(address, c10::Device(c10::DeviceType::CPU)), /*allocator=*/nullptr,
+                      /*resizable=*/false);
+}
+
+}  // namespace
+
+struct Executor::State {
+  CapturedStep step;
+  StepGraph graph;
+  Plan plan;
+  Timeline timeline;
+  Layout layout;
+  std::optional<Arena> arena;
+  std::optional<HostTier> host;
+  std::vector<int64_t> host_offset;      // of each tensor; -1: it never goes there
+  std::vector<std::byte*> address;       // of each tensor now
+  std::vector<at::Tensor> random_state;  // of each node that runs again and draws: before its first run of the step
+  std::vector<int> runs;                 // of each node in this step
+  std::vector<bool> runs_again;
+  // Handed-over copies of each action, and of each tensor the fetch that its readers await.
+  std::vector<int64_t> copy_number;
+  std::vector<int64_t> fetch_of;
+  bool failed = false;
+  CopyStream to_host, to_device;
+
+  const GraphTensor& tensor(int t) const { return graph.graph.tensors[t]; }
+
+  void adopt() {
+    arena.emplace(layout.bytes);
+    address.assign(graph.graph.tensors.size(), nullptr);
+    for (size_t t = 0; t < address.size(); ++t) {
+      if (layout.home[t] < 0) continue;
+      const CapturedStorage& captured = step.storages[graph.storage_of_tensor[t]];
+      address[t] = arena->data() + layout.home[t];
+      const c10::Storage& storage = captured.external.storage();
+      DOVETAIL_CHECK(static_cast<int64_t>(storage.nbytes()) == captured.bytes,
+                     "{} has changed its size since the capture", captured.name);
+      std::memcpy(address[t], storage.data(), storage.nbytes());
+      storage.set_data_ptr_noswap(c10::DataPtr(address[t], c10::Device(c10::DeviceType::CPU)));
+    }
+  }
+
+  void give_back() noexcept {
+    if (!arena) return;
+    for (size_t t = 0; t < address.size(); ++t) {
+      if (layout.home[t] < 0) continue;
+      const c10::Storage& storage = step.storages[graph.storage_of_tensor[t]].external.storage();
+      c10::DataPtr own = c10::GetCPUAllocator()->allocate(storage.nbytes());
+      std::memcpy(own.get(), arena->data() + layout.home[t], storage.nbytes());
+      storage.set_data_ptr_noswap(std::move(own));
+    }
+  }
+
+  void find_host_slots() {
+    host_offset.assign(graph.graph.tensors.size(), -1);
+    int64_t bytes = 0;
+    for (const Action& action : plan.actions) {
+      if (action.op != Op::kOffload || host_offset[action.tensor] >= 0) continue;
+      user_check(tensor(action.tensor).bytes >= kPagedBytes,
+                 "plan: {} of {} bytes is too small to be offloaded; from {} on", tensor(action.tensor).id,
+                 tensor(action.tensor).bytes, kPagedBytes);
+      host_offset[action.tensor] = bytes;
+      bytes += tensor(action.tensor).bytes;
+    }
+    host_bytes = bytes;
+  }
+  int64_t host_bytes = 0;
+
+  void wait_for(int action) {
+    if (copy_number[action] == 0) return;
+    (plan.actions[action].op == Op::kOffload ? to_host : to_device).wait(copy_number[action]);
+  }
+
+  void await_data(int t) {
+    if (fetch_of[t] > 0) to_device.wait(fetch_of[t]);
+    fetch_of[t] = 0;
+  }
+
+  void compute(int a) {
+    const Action& action = plan.actions[a];
+    const StepNode& node = graph.nodes[action.node];
+    const GraphNode& described = graph.graph.nodes[action.node];
+    for (const auto* list : {&described.inputs, &described.mutates})
+      for (const int t : *list) await_data(t);
+    for (size_t i = 0; i < described.outputs.size(); ++i)
+      address[described.outputs[i]] = arena->data() + layout.outputs[a][i];
+    std::byte* workspace = layout.result[a] < 0 ? nullptr : arena->data() + layout.result[a];
+    std::optional<at::Tensor> after;
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    if (described.random && runs_again[action.node]) {
+      if (runs[action.node] == 0) {
+        random_state[action.node] = generator.get_state();
+      } else {
+        after = generator.get_state();
+        generator.set_state(random_state[action.node]);
+      }
+    }
+    for (int o = node.first; o < node.last; ++o) run_operation(o, node, workspace);
+    if (after) generator.set_state(*after);
+    ++runs[action.node];
+  }
+
+  void run_operation(int o, const StepNode& node, std::byte* workspace) {
+    const CapturedOperation& operation = step.operations[o];
+    std::vector<PlannedPlace> places;
+    for (const AllocationPlace& place : node.places[o - node.first])
+      places.push_back(
+          {place.storage >= 0 ? address[graph.tensor_of_storage[place.storage]] : workspace + place.workspace_offset,
+           place.bytes});
+    const auto storage_of = [&](int s) {
+      if (graph.tensor_of_storage[s] >= 0)
+        return storage_at(address[graph.tensor_of_storage[s]], step.storages[s].bytes);
+      for (const auto& [local, offset] : node.local)
+        if (local == s) return storage_at(workspace + offset, step.storages[s].bytes);
+      return step.storages[s].external.defined() ? step.storages[s].external.storage()
+                                                 : storage_at(nullptr, 0);  // made without bytes
+    };
+    const PlannedAllocations planned(operation.name, places);
+    call(operation, storage_of);
+  }
+
+  void issue(int a) {
+    const Action& action = plan.actions[a];
+    for (const int wait : action.waits) wait_for(wait);
+    for (const int wait : layout.waits[a]) wait_for(wait);
+    const int t = action.tensor;
+    switch (action.op) {
+      case Op::kCompute:
+        compute(a);
+        break;
+      case Op::kOffload:
+        await_data(t);
+        copy_number[a] = to_host.enqueue([this, a, from = address[t], at = host_offset[t], bytes = tensor(t).bytes] {
+          timed(a, [&] { host->write(at, from, bytes); });
+        });
+        offload_of[t] = a;
+        break;
+      case Op::kPrefetch:
+        address[t] = arena->data() + layout.result[a];
+        copy_number[a] = to_device.enqueue(
+            [this, a, written = offload_number(t), to = address[t], at = host_offset[t], bytes = tensor(t).bytes] {
+              to_host.wait(written);
+              timed(a, [&] { host->read(at, to, bytes); });
+            });
+        fetch_of[t] = copy_number[a];
+        break;
+      case Op::kFree:
+      case Op::kFreeHost:
+        break;
+      default:
+        DOVETAIL_CHECK(false, "{} is not executed yet", name(action.op));
+    }
+  }
+  std::vector<int> offload_of;
+  int64_t offload_number(int t) const { return copy_number[offload_of[t]]; }
+
+  double started_s = 0;
+  std::vector<Timeline::Span> spans;
+  template <class Work>
+  void timed(int a, Work&& work) {
+    spans[a].start_s = now_seconds() - started_s;
+    work();
+    spans[a].end_s = now_seconds() - started_s;
+  }
+};
+
+Executor::Executor(CapturedStep step, StepGraph graph, Plan plan, const Options& options)
+    : state_(std::make_unique<State>()) {
+  State& s = *state_;
+  s.step = std::move(step);
+  s.graph = std::move(graph);
+  s.plan = std::move(plan);
+  s.timeline = check(s.graph.graph, s.plan);
+  s.layout = lay_out(s.graph.graph, s.plan, s.timeline);
+  s.find_host_slots();
+  s.host.emplace(options.folder, s.host_bytes);
+  s.random_state.resize(s.graph.nodes.size());
+  std::vector<int> computes(s.graph.nodes.size());
+  for (const Action& action : s.plan.actions)
+    if (action.op == Op::kCompute) ++computes[action.node];
+  for (const int count : computes) s.runs_again.push_back(count > 1);
+  s.adopt();
+}
+
+Executor::~Executor() { state_->give_back(); }
+
+Executor::Run Executor::run() {
+  State& s = *state_;
+  user_check(!s.failed, "plan: the step cannot go on after the error of the last one");
+  s.failed = true;
+  const size_t actions = s.plan.actions.size();
+  s.spans.assign(actions, {});
+  s.copy_number.assign(actions, 0);
+  s.fetch_of.assign(s.address.size(), 0);
+  s.offload_of.assign(s.address.size(), -1);
+  s.runs.assign(s.graph.nodes.size(), 0);
+  s.started_s = now_seconds();
+  int64_t last_out = 0, last_in = 0;
+  for (size_t a = 0; a < actions; ++a) {
+    const Op op = s.plan.actions[a].op;
+    if (op == Op::kOffload || op == Op::kPrefetch) {  // they time themselves
+      s.issue(static_cast<int>(a));
+      (op == Op::kOffload ? last_out : last_in) = s.copy_number[a];
+    } else {
+      s.timed(static_cast<int>(a), [&] { s.issue(static_cast<int>(a)); });
+    }
+  }
+  s.to_host.wait(last_out);
+  s.to_device.wait(last_in);
+  const double seconds = now_seconds() - s.started_s;
+  s.failed = false;
+  return {seconds, std::move(s.spans)};
+}
+
+std::vector<at::Tensor> Executor::results() const {
+  std::vector<at::Tensor> out;
+  for (const TensorUse& use : state_->step.results) {
+    const int t = state_->graph.tensor_of_storage[use.storage];
+    out.push_back(tensor_of(use, storage_at(state_->address[t], state_->step.storages[use.storage].bytes)));
+  }
+  return out;
+}
+
+int64_t Executor::arena_bytes() const { return state_->layout.bytes; }
+const Timeline& Executor::predicted() const { return state_->timeline; }
+
+}  // namespace dovetail::plan

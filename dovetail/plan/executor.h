@@ -1,0 +1,51 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "dovetail/plan/captured_step.h"
+#include "dovetail/plan/check.h"
+#include "dovetail/plan/step_graph.h"
+
+namespace dovetail::plan {
+
+/// Runs a captured step by a plan, on the CPU: all its storages and workspaces at planned addresses of one arena,
+/// copies on two threads of their own. Without compression every bit is what the step itself would have given.
+///
+/// While it lives, the tensors that the capture was told of lie in the arena: their values may be read and written
+/// between two steps, not their sizes. Its destructor gives them memory of their own again. Not supported yet:
+/// compress and decompress (InternalError).
+class Executor {
+ public:
+  struct Options {
+    std::filesystem::path folder;  ///< of the file that tensors are offloaded to; empty: to memory
+  };
+  /// Checks the plan (InvalidPlan) before anything else.
+  Executor(CapturedStep step, StepGraph graph, Plan plan, const Options& options);
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  struct Run {
+    double seconds = 0;
+    std::vector<Timeline::Span> actions;  ///< seconds from the step's start
+  };
+  /// One step. UserError when an operation asks for memory that was not planned, when copying fails, or after an
+  /// earlier run has thrown.
+  Run run();
+
+  /// What the step returned, valid until the next run.
+  std::vector<at::Tensor> results() const;
+  int64_t arena_bytes() const;
+  const Timeline& predicted() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace dovetail::plan

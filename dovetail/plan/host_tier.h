@@ -1,0 +1,62 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace dovetail::plan {
+
+/// The slow, large memory under the device tier: a file without a name in a folder, written and read past the page
+/// cache where the file system can (O_DIRECT), or plain memory. Slots are one for each tensor that goes there.
+class HostTier {
+ public:
+  /// In `folder`; empty: in memory. UserError with the system's reason when the file cannot be made that large.
+  HostTier(const std::filesystem::path& folder, int64_t bytes);
+  ~HostTier();
+  HostTier(const HostTier&) = delete;
+  HostTier& operator=(const HostTier&) = delete;
+
+  /// Addresses, offsets and sizes are multiples of kPage.
+  void write(int64_t offset, const std::byte* data, int64_t bytes);
+  void read(int64_t offset, std::byte* data, int64_t bytes);
+  bool direct() const { return direct_; }
+
+ private:
+  int fd_ = -1;
+  bool direct_ = false;
+  std::unique_ptr<std::byte[]> memory_;
+};
+
+/// A thread that does one copy after the other, in the order in which they were handed over.
+class CopyStream {
+ public:
+  CopyStream();
+  ~CopyStream();
+  CopyStream(const CopyStream&) = delete;
+  CopyStream& operator=(const CopyStream&) = delete;
+
+  /// Returns the copy's number, counted from 1.
+  int64_t enqueue(std::function<void()> copy);
+  /// Until the copy of that number has ended; rethrows what a copy threw.
+  void wait(int64_t number);
+
+ private:
+  void work();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;
+  int64_t handed_over_ = 0, done_ = 0;
+  std::exception_ptr failure_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace dovetail::plan

@@ -1,0 +1,101 @@
+#include "dovetail/plan/planned_allocator.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <mutex>
+#include <shared_mutex>
+#include <utility>
+
+#include "dovetail/base/error.h"
+#include "dovetail/plan/packing.h"
+
+namespace dovetail::plan {
+namespace {
+
+struct Current {
+  const std::string* operation = nullptr;
+  const std::vector<PlannedPlace>* places = nullptr;
+  size_t next = 0;
+};
+thread_local Current current;
+
+class FrontAllocator : public c10::Allocator {
+ public:
+  static FrontAllocator& instance() {
+    static FrontAllocator allocator;
+    return allocator;
+  }
+
+  c10::DataPtr allocate(size_t bytes) override {
+    if (current.places == nullptr || bytes == 0) return behind_->allocate(bytes);
+    const auto& places = *current.places;
+    if (current.next >= places.size() || places[current.next].bytes != static_cast<int64_t>(bytes))
+      throw UserError(
+          fmt::format("plan: {} asks for {} bytes where {} were planned: its shapes are not those of the captured step",
+                      *current.operation, bytes, current.next < places.size() ? places[current.next].bytes : 0),
+          "capture and plan the step anew");
+    std::byte* address = places[current.next++].address;
+    return {address, address, &release, c10::Device(c10::DeviceType::CPU)};
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+
+  void add(std::byte* begin, std::byte* end) {
+    const std::unique_lock lock(mutex_);
+    regions_.emplace_back(begin, end);
+  }
+  void remove(std::byte* begin) {
+    const std::unique_lock lock(mutex_);
+    std::erase_if(regions_, [&](const auto& region) { return region.first == begin; });
+  }
+
+ private:
+  FrontAllocator() : behind_(c10::GetCPUAllocator()) {
+    c10::SetCPUAllocator(this, /*priority=*/1);
+    DOVETAIL_CHECK(c10::GetCPUAllocator() == this, "another CPU allocator has a higher priority");
+  }
+
+  /// Of planned memory nothing is to be done. An allocation without its DataPtr (oneDNN's) comes here from wherever it
+  /// was made.
+  static void release(void* pointer) {
+    FrontAllocator& self = instance();
+    {
+      const std::shared_lock lock(self.mutex_);
+      for (const auto& [begin, end] : self.regions_)
+        if (pointer >= begin && pointer < end) return;
+    }
+    self.behind_->raw_deallocate(pointer);
+  }
+
+  c10::Allocator* behind_;
+  std::shared_mutex mutex_;
+  std::vector<std::pair<std::byte*, std::byte*>> regions_;
+};
+
+}  // namespace
+
+PlannedAllocations::PlannedAllocations(const std::string& operation, const std::vector<PlannedPlace>& places) {
+  DOVETAIL_CHECK(current.places == nullptr, "planned operations do not nest");
+  current = {&operation, &places, 0};
+}
+
+PlannedAllocations::~PlannedAllocations() { current = {}; }
+
+Arena::Arena(int64_t bytes) : bytes_(std::max<int64_t>((bytes + kPage - 1) / kPage * kPage, kPage)) {
+  void* data = ::mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  user_check(data != MAP_FAILED, "plan: the system has no {} bytes for the step", bytes_);
+  data_ = static_cast<std::byte*>(data);
+  FrontAllocator::instance().add(data_, data_ + bytes_);
+}
+
+Arena::~Arena() {
+  FrontAllocator::instance().remove(data_);
+  ::munmap(data_, static_cast<size_t>(bytes_));
+}
+
+}  // namespace dovetail::plan

@@ -1,0 +1,173 @@
+#include "dovetail/plan/step_graph.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "dovetail/plan/packing.h"
+
+namespace dovetail::plan {
+namespace {
+
+bool contains(const std::vector<int>& list, int value) {
+  return std::find(list.begin(), list.end(), value) != list.end();
+}
+
+void add_once(std::vector<int>& list, int value) {
+  if (!contains(list, value)) list.push_back(value);
+}
+
+class Builder {
+ public:
+  explicit Builder(const CapturedStep& step)
+      : step_(step), first_use_(step.storages.size(), -1), last_use_(step.storages.size(), -1) {}
+
+  StepGraph build() {
+    group();
+    find_uses();
+    add_tensors();
+    for (size_t n = 0; n < made_.nodes.size(); ++n) add_node(n);
+    for (size_t s = 0; s < step_.storages.size(); ++s) {
+      const bool written = std::any_of(step_.operations.begin(), step_.operations.end(), [&](const auto& operation) {
+        return contains(operation.writes, static_cast<int>(s));
+      });
+      const TensorKind kind = step_.storages[s].kind;
+      if (kind == TensorKind::kParam || kind == TensorKind::kState || kind == TensorKind::kOutput ||
+          (written && kind == TensorKind::kInput))
+        if (made_.tensor_of_storage[s] >= 0) made_.graph.final.push_back(made_.tensor_of_storage[s]);
+    }
+    return std::move(made_);
+  }
+
+ private:
+  bool is_constant(int storage) const {
+    return step_.storages[storage].external.defined() && step_.storages[storage].kind == TensorKind::kInput &&
+           step_.storages[storage].name.starts_with("constant:");
+  }
+
+  void group() {
+    std::vector<int> node_of(step_.storages.size(), -1);  // the node that makes it
+    for (size_t o = 0; o < step_.operations.size(); ++o) {
+      const auto& operation = step_.operations[o];
+      const int latest = static_cast<int>(made_.nodes.size()) - 1;
+      const bool joins = !operation.writes.empty() && latest >= 0 &&
+                         std::all_of(operation.writes.begin(), operation.writes.end(),
+                                     [&](int storage) { return node_of[storage] == latest; });
+      if (!joins) made_.nodes.push_back({.first = static_cast<int>(o)});
+      made_.nodes.back().last = static_cast<int>(o) + 1;
+      for (const int storage : operation.makes) node_of[storage] = static_cast<int>(made_.nodes.size()) - 1;
+    }
+  }
+
+  void find_uses() {
+    for (size_t n = 0; n < made_.nodes.size(); ++n)
+      for (int o = made_.nodes[n].first; o < made_.nodes[n].last; ++o)
+        for (const auto* list : {&step_.operations[o].reads, &step_.operations[o].writes, &step_.operations[o].makes})
+          for (const int storage : *list) {
+            if (first_use_[storage] < 0) first_use_[storage] = static_cast<int>(n);
+            last_use_[storage] = static_cast<int>(n);
+          }
+  }
+
+  bool is_local(int storage) const {
+    return !step_.storages[storage].external.defined() && step_.storages[storage].kind != TensorKind::kOutput &&
+           first_use_[storage] == last_use_[storage];
+  }
+
+  void add_tensors() {
+    made_.tensor_of_storage.assign(step_.storages.size(), -1);
+    for (size_t s = 0; s < step_.storages.size(); ++s) {
+      const CapturedStorage& storage = step_.storages[s];
+      if (is_constant(static_cast<int>(s))) {
+        made_.graph.base_bytes += storage.bytes;
+        continue;
+      }
+      if (is_local(static_cast<int>(s))) continue;
+      made_.tensor_of_storage[s] = static_cast<int>(made_.graph.tensors.size());
+      made_.storage_of_tensor.push_back(static_cast<int>(s));
+      made_.graph.tensors.push_back({.id = storage.name, .bytes = planned_bytes(storage.bytes), .kind = storage.kind});
+    }
+  }
+
+  void add_node(size_t n) {
+    StepNode& node = made_.nodes[n];
+    const auto& first = step_.operations[node.first];
+    GraphNode out{.name = fmt::format("{}:{}", first.name, node.first), .layer = first.layer};
+    std::vector<int> makes;
+    for (int o = node.first; o < node.last; ++o) {
+      const auto& operation = step_.operations[o];
+      out.random = out.random || operation.random;
+      for (const int storage : operation.makes) makes.push_back(storage);
+      for (const int storage : operation.reads)
+        if (!contains(makes, storage)) add_tensor(out.inputs, storage);
+      for (const int storage : operation.writes)
+        if (!contains(makes, storage)) add_tensor(out.mutates, storage);
+    }
+    for (const int storage : makes) add_tensor(out.outputs, storage);
+    place(node);
+    out.algorithms = {{.name = "captured", .workspace_bytes = node.workspace_bytes}};
+    made_.graph.nodes.push_back(std::move(out));
+  }
+
+  void add_tensor(std::vector<int>& list, int storage) const {
+    if (made_.tensor_of_storage[storage] >= 0) add_once(list, made_.tensor_of_storage[storage]);
+  }
+
+  /// Offsets in the workspace for all allocations of the node that are no storage of the graph.
+  void place(StepNode& node) {
+    int time = 0;
+    std::vector<Block> blocks;
+    std::vector<std::pair<int, int>> users;  // of each block: operation, allocation
+    std::map<int, int> block_of_storage;
+    for (int o = node.first; o < node.last; ++o) {
+      const auto& operation = step_.operations[o];
+      auto& places = node.places.emplace_back();
+      std::vector<int> block_of;
+      for (const MemoryEvent& event : operation.memory) {
+        ++time;
+        if (event.ends) {
+          if (block_of[event.allocation] >= 0) blocks[block_of[event.allocation]].spans[0].second = time;
+          continue;
+        }
+        places.push_back({.bytes = event.bytes});
+        const auto made =
+            std::find(operation.makes_allocation.begin(), operation.makes_allocation.end(), event.allocation);
+        const int storage =
+            made == operation.makes_allocation.end() ? -1 : operation.makes[made - operation.makes_allocation.begin()];
+        if (storage >= 0 && made_.tensor_of_storage[storage] >= 0) {
+          places.back().storage = storage;
+          block_of.push_back(-1);
+          continue;
+        }
+        block_of.push_back(static_cast<int>(blocks.size()));
+        if (storage >= 0) block_of_storage[storage] = block_of.back();
+        blocks.push_back({.bytes = planned_bytes(event.bytes), .spans = {{time, -1}}});
+        users.emplace_back(o - node.first, static_cast<int>(places.size()) - 1);
+      }
+      ++time;
+      // What the operation leaves behind without its being a storage of ours is held to the node's end.
+      for (const auto* list : {&operation.reads, &operation.writes, &operation.makes})
+        for (const int storage : *list)
+          if (block_of_storage.contains(storage)) blocks[block_of_storage[storage]].spans[0].second = time;
+    }
+    for (Block& block : blocks)
+      if (block.spans[0].second < 0) block.spans[0].second = time + 1;
+    const Packing packing = pack(blocks);
+    for (size_t b = 0; b < blocks.size(); ++b)
+      node.places[users[b].first][users[b].second].workspace_offset = packing.offsets[b];
+    for (const auto& [storage, block] : block_of_storage) node.local.emplace_back(storage, packing.offsets[block]);
+    node.workspace_bytes = packing.bytes;
+  }
+
+  const CapturedStep& step_;
+  std::vector<int> first_use_, last_use_;
+  StepGraph made_;
+};
+
+}  // namespace
+
+StepGraph graph_of(const CapturedStep& step) { return Builder(step).build(); }
+
+}  // namespace dovetail::plan
