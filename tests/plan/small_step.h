@@ -54,7 +54,7 @@ class SmallStep {
       const at::Tensor skip = x;
       {
         const LayerScope layer("conv2");
-        x = at::max_pool2d(at::conv2d(x, w2_, {}, 1, 1).relu_() + skip, 2);
+        x = at::max_pool2d(at::dropout(at::conv2d(x, w2_, {}, 1, 1).relu_(), 0.1, true) + skip, 2);
       }
       const LayerScope layer("head");
       x = at::dropout(x.flatten(1), 0.5, /*train=*/true);
