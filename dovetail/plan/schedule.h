@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dovetail/plan/check.h"
+
+namespace dovetail::plan {
+
+/// What becomes of a tensor between two of its uses.
+enum class Keep {
+  kResident,    ///< it stays
+  kHost,        ///< offloaded, and fetched in time for the next use
+  kAgain,       ///< freed, and made again just before the next use
+  kAgainEarly,  ///< freed, and made again when anything else that is made again needs it, from then on it stays
+  kPacked,      ///< compressed, and decompressed before the next use
+};
+std::string_view name(Keep keep);
+
+/// A storage that no node uses between node `from` (-1: the start of the step) and node `to`.
+struct Gap {
+  int tensor = -1, from = -1, to = -1;
+};
+/// All of them with at least one node in between, in the order of `from`.
+std::vector<Gap> find_gaps(const Graph& graph);
+
+struct Decisions {
+  std::vector<Keep> gaps;       ///< of each gap
+  std::vector<int> codec;       ///< of each gap that is packed
+  std::vector<int> algorithms;  ///< of each node
+};
+
+/// The actions that decisions come to, and how they run.
+struct Schedule {
+  Plan plan;
+  Timeline timeline;
+  std::vector<int64_t> slot_bytes;     ///< the most memory held while each node, and what is made again for it, runs
+  std::vector<int64_t> settled_bytes;  ///< the same if copies that leave had left at once: what waiting can come to
+};
+/// Why there is none: the node at which memory did not suffice, and by how much; 0 bytes: something could not be made
+/// again, because what it is made from has changed or was drawn at random.
+struct Misfit {
+  int node = -1;
+  int64_t bytes = 0;
+};
+
+/// Copies start as soon as their tensor is there, fetches as late as hides them where memory allows that, else later; a
+/// node waits for copies that leave where it would not fit otherwise. The result has passed `check`.
+class Scheduler {
+ public:
+  explicit Scheduler(const Graph& graph);
+  const std::vector<Gap>& gaps() const { return gaps_; }
+  /// Within `budget_bytes`, or nothing.
+  std::optional<Schedule> schedule(const Decisions& decisions, int64_t budget_bytes, Misfit* misfit = nullptr) const;
+  /// Whether the node that made the tensor may run again.
+  bool can_be_made_again(int gap) const;
+
+ private:
+  friend class Walk;
+  const Graph& graph_;
+  std::vector<Gap> gaps_;
+  std::vector<std::vector<int>> gaps_from_;  // by node + 1
+  std::vector<std::vector<int>> gaps_of_;    // of each tensor
+  std::vector<int> producer_;                // of each tensor; -1: it is there from the start
+  std::vector<int> last_use_;
+  std::vector<bool> stays_;                // to the end of the step
+  std::vector<std::vector<int>> reads_;    // storages of each node's inputs and mutates, each once
+  std::vector<std::vector<int>> writers_;  // of each tensor: nodes that mutate it, ascending
+};
+
+}  // namespace dovetail::plan

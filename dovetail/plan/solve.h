@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "dovetail/plan/schedule.h"
+
+namespace dovetail::plan {
+
+struct SolveOptions {
+  bool offload = true, recompute = true, compress = true;
+  bool algorithms = true;          ///< choose them; else each node takes its fastest
+  double time_limit_s = 10;        ///< an answer that has been found by then is the answer
+  std::optional<Decisions> start;  ///< tried as they are, beside what the search finds
+};
+
+struct Solution {
+  Decisions decisions;
+  Schedule schedule;
+  double bound_s = 0;    ///< no plan ends earlier: every node once, by its fastest algorithm
+  double seconds = 0;    ///< of solving
+  bool complete = true;  ///< false: the time limit ended the search
+};
+
+/// The memory that no plan of these options gets below, and the node that needs it: what it reads and writes, its least
+/// workspace, and what may not leave.
+struct Floor {
+  int64_t bytes = 0;
+  int node = -1;
+};
+Floor floor_of(const Graph& graph, const SolveOptions& options);
+
+/// A plan within `graph.budget_bytes`, found greedily: while memory exceeds the budget somewhere, the change that costs
+/// the least time for each byte over the budget that it removes; then every change is taken back, or exchanged for
+/// another, that makes the step faster. It is begun anew for several budgets up to the one asked for and for each
+/// technique alone, and the fastest plan is kept. Throws UserError below the floor, naming the node, and where the
+/// search finds no plan.
+Solution solve(const Graph& graph, const SolveOptions& options);
+
+}  // namespace dovetail::plan
