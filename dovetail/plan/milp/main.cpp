@@ -53,7 +53,6 @@ nlohmann::json receive() {
 /// HiGHS calls it in its search, from one thread or another.
 struct News {
   std::mutex mutex;
-  double bound = -kInfinity;
   Clock::time_point sent = Clock::now();
 };
 
@@ -61,13 +60,11 @@ void on_event(int type, const char*, const HighsCallbackDataOut* out, HighsCallb
   News& news = *static_cast<News*>(user);
   const std::lock_guard lock(news.mutex);
   const bool solution = type == kHighsCallbackMipImprovingSolution && out->mip_solution != nullptr;
-  const bool bound = out->mip_dual_bound != news.bound && Clock::now() - news.sent > kBoundInterval;
-  if (!solution && !bound) return;
+  if (!solution && Clock::now() - news.sent < kBoundInterval) return;
   nlohmann::json message = {{"bound", out->mip_dual_bound}, {"nodes", out->mip_node_count}};
   if (solution)
     message["values"] = pack(std::vector<double>(out->mip_solution, out->mip_solution + out->mip_solution_size));
   send(message);
-  news.bound = out->mip_dual_bound;
   news.sent = Clock::now();
 }
 
