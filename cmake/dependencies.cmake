@@ -1,5 +1,6 @@
-# Everything from outside, as imported targets. torch and pyarrow come out of the environment's wheels: their own
-# CMake packages ask for a CUDA compiler, so plain imported libraries are used instead.
+# Everything from outside, as imported targets. torch, pyarrow and HiGHS come out of the environment's wheels: the first
+# two's own CMake packages ask for a CUDA compiler, the third's names a folder of its builder, so plain imported
+# libraries are used instead.
 find_package(Python REQUIRED COMPONENTS Interpreter)
 find_package(Threads REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
@@ -11,6 +12,10 @@ execute_process(
 execute_process(
   COMMAND ${Python_EXECUTABLE} -c "import importlib.util as u; print(u.find_spec('pyarrow').submodule_search_locations[0])"
   OUTPUT_VARIABLE ARROW_DIR OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+execute_process(
+  COMMAND ${Python_EXECUTABLE} -c "import importlib.util as u; print(u.find_spec('highsbox').submodule_search_locations[0])"
+  OUTPUT_VARIABLE HIGHS_DIR OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+string(APPEND HIGHS_DIR /highs_dist)
 get_filename_component(SITE_PACKAGES ${TORCH_DIR} DIRECTORY)
 
 # torch_cpu and c10 only: code that needs a GPU lives in a library of its own.
@@ -28,6 +33,11 @@ list(GET PARQUET_LIB 0 PARQUET_LIB)
 add_library(arrow_wheel INTERFACE)
 target_include_directories(arrow_wheel SYSTEM INTERFACE ${ARROW_DIR}/include)
 target_link_libraries(arrow_wheel INTERFACE ${PARQUET_LIB} ${ARROW_LIB})
+
+# Its C interface only (interfaces/highs_c_api.h): its C++ functions have the ABI of g++ before 5.
+add_library(highs_wheel INTERFACE)
+target_include_directories(highs_wheel SYSTEM INTERFACE ${HIGHS_DIR}/include/highs ${HIGHS_DIR}/include)
+target_link_libraries(highs_wheel INTERFACE ${HIGHS_DIR}/lib/libhighs.so)
 
 pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
 pkg_check_modules(hwloc REQUIRED IMPORTED_TARGET hwloc)

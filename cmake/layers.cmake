@@ -53,6 +53,16 @@ if(EXISTS ${CMAKE_SOURCE_DIR}/dovetail/data/parquet/parquet_module.cpp)
   set_target_properties(dovetail_parquet PROPERTIES BUILD_RPATH "${CMAKE_BINARY_DIR}/lib;${TORCH_DIR}/lib;${ARROW_DIR}")
 endif()
 
+# HiGHS in a program of its own, which the planner starts: it can be ended at any time, and it starts in
+# milliseconds, for it needs no libtorch: of dovetail_options only the flags.
+add_executable(dovetail-milp ${CMAKE_SOURCE_DIR}/dovetail/plan/milp/main.cpp)
+target_include_directories(dovetail-milp PRIVATE ${CMAKE_SOURCE_DIR})
+target_compile_options(dovetail-milp PRIVATE $<TARGET_PROPERTY:dovetail_options,INTERFACE_COMPILE_OPTIONS>)
+target_link_options(dovetail-milp PRIVATE $<TARGET_PROPERTY:dovetail_options,INTERFACE_LINK_OPTIONS>)
+target_link_libraries(dovetail-milp PRIVATE nlohmann_json::nlohmann_json highs_wheel Threads::Threads)
+set_target_properties(dovetail-milp PROPERTIES BUILD_RPATH "${HIGHS_DIR}/lib")
+add_dependencies(dovetail_plan dovetail-milp)
+
 set_source_files_properties(${CMAKE_SOURCE_DIR}/dovetail/cli/parser.cpp ${CMAKE_SOURCE_DIR}/dovetail/train/trainer.cpp
                             PROPERTIES COMPILE_DEFINITIONS DOVETAIL_VERSION="${PROJECT_VERSION}")
 # Files that need little of torch compile in a third of the time without its precompiled header, whose pending

@@ -3,7 +3,7 @@
 usage: bundle.py FOLDER
 
 Taken: the libraries named in BUNDLED (Debian packages of the build) and what those need in turn. Everything else comes
-from the C library, the compiler's runtime, or the torch and pyarrow wheels.
+from the C library, the compiler's runtime, or the torch, pyarrow and highsbox wheels.
 """
 
 import pathlib

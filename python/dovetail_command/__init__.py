@@ -18,6 +18,8 @@ def main() -> None:
     if package is None or torch is None:
         sys.exit("error: the Python package torch is not installed beside dovetail\nhelp: pip install 'torch==2.11.*'")
     libraries = [os.path.join(package, "lib"), os.path.join(torch, "lib"), folder_of("pyarrow")]
+    if highs := folder_of("highsbox"):
+        libraries.append(os.path.join(highs, "highs_dist", "lib"))
     libraries.append(os.environ.get("LD_LIBRARY_PATH"))
     environment = dict(
         os.environ,

@@ -30,17 +30,18 @@ def test_one_wheel_for_every_python(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = next(archive.read(n).decode() for n in names if n.endswith("METADATA"))
-    assert "dovetail/bin/dovetail" in names
+    assert {"dovetail/bin/dovetail", "dovetail/bin/dovetail-milp"} <= set(names)
     assert "Requires-Dist: torch==2.11" in metadata
     assert "Requires-Dist: pyarrow==26" in metadata
-    assert not any("libtorch" in n or "libarrow" in n or "libgomp" in n for n in names)
+    assert "Requires-Dist: highsbox==1.15" in metadata
+    assert not any(bundled in n for n in names for bundled in ("libtorch", "libarrow", "libhighs", "libgomp"))
 
 
 def test_works_without_a_compiler(wheel, tmp_path):
     environment = tmp_path / "env"
     venv.create(environment, with_pip=True)
     site = next((environment / "lib").iterdir()) / "site-packages"
-    # torch and pyarrow are gigabytes: the packages of this environment stand in by path.
+    # torch and the others are gigabytes: the packages of this environment stand in by path.
     packages = next(p for p in sys.path if p.endswith("site-packages"))
     (site / "pinned.pth").write_text(packages + "\n")
     python = environment / "bin/python"
@@ -57,6 +58,9 @@ def test_works_without_a_compiler(wheel, tmp_path):
     command = subprocess.run([environment / "bin/dovetail", "--version"], env=bare, capture_output=True, text=True)
     assert command.returncode == 0, command.stderr
     assert "0.1.0" in command.stdout
+    (site / "highsbox").symlink_to(pathlib.Path(packages) / "highsbox")  # where an installed one lies
+    solver = subprocess.run([site / "dovetail/bin/dovetail-milp"], env=bare, capture_output=True, text=True)
+    assert solver.returncode == 2, solver.stderr  # 127: it does not load
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be, that is the question\n" * 200)
     split = "data.validation_split=tail"  # one document has no validation documents beside it
