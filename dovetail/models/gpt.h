@@ -9,19 +9,11 @@
 #include <vector>
 
 #include "dovetail/models/config.h"
+#include "dovetail/models/loss.h"
 #include "dovetail/moe/parallel.h"
 #include "dovetail/moe/pass.h"
 
 namespace dovetail {
-
-/// A loss as a sum and the number of tokens behind it, never a mean: sums and weights add over micro-batches and ranks.
-struct LossSum {
-  at::Tensor sum;      ///< scalar, float32 or float64, with gradient
-  int64_t weight = 0;  ///< tokens
-  at::Tensor router;   ///< the routers' losses times the weight; undefined without experts
-
-  at::Tensor trained() const { return router.defined() ? sum + router : sum; }  ///< where backward begins
-};
 
 struct BlockOutput;
 

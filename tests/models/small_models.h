@@ -2,14 +2,13 @@
 
 #include <torch/torch.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "dovetail/models/gpt.h"
 #include "dovetail/mx/linear.h"
+#include "oracle.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/ops/testing.h"
 
@@ -114,18 +113,6 @@ inline void set_recipe(GPT& model, const mx::LinearRecipe& recipe) {
 inline at::Tensor random_tokens(int64_t batch, int64_t tokens, int64_t vocab, uint64_t seed = 7) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   return at::randint(vocab, {batch, tokens}, generator, torch::dtype(torch::kLong));
-}
-
-inline double largest_difference(const at::Tensor& a, const at::Tensor& b) {
-  return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
-}
-
-/// Exit status of a script beside this file under the environment's Python, or -1 where DOVETAIL_PYTHON is not set.
-inline int run_oracle(const std::string& script, const std::string& arguments) {
-  const char* python = std::getenv("DOVETAIL_PYTHON");
-  if (python == nullptr) return -1;
-  const auto path = std::filesystem::path(__FILE__).parent_path() / script;
-  return std::system(("'" + std::string(python) + "' '" + path.string() + "' " + arguments).c_str());
 }
 
 }  // namespace dovetail::testing

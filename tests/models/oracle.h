@@ -1,0 +1,24 @@
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+/// Comparing with a reference written in Python beside this file.
+namespace dovetail::testing {
+
+inline double largest_difference(const at::Tensor& a, const at::Tensor& b) {
+  return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
+}
+
+/// Exit status of a script beside this file under the environment's Python, or -1 where DOVETAIL_PYTHON is not set.
+inline int run_oracle(const std::string& script, const std::string& arguments) {
+  const char* python = std::getenv("DOVETAIL_PYTHON");
+  if (python == nullptr) return -1;
+  const auto path = std::filesystem::path(__FILE__).parent_path() / script;
+  return std::system(("'" + std::string(python) + "' '" + path.string() + "' " + arguments).c_str());
+}
+
+}  // namespace dovetail::testing
