@@ -321,8 +321,12 @@ at::Tensor SafetensorsFile::read_rows(const std::string& name, int64_t first, in
   part.end = part.begin + static_cast<uint64_t>(count) * row_bytes;
   part.shape[0] = count;
   at::Tensor rows = copy_of(name, part);
-  const auto before = reinterpret_cast<const std::byte*>(data_.data()) - file_.bytes().data();
-  if (!file_.bytes().empty()) file_.release(0, static_cast<size_t>(before) + part.end);
+  if (file_.bytes().empty()) return rows;
+  // The rows before may have left the page that these begin in, and a fault maps pages before it, too.
+  constexpr size_t kAround = size_t{64} << 10;
+  const auto data = static_cast<size_t>(reinterpret_cast<const std::byte*>(data_.data()) - file_.bytes().data());
+  const size_t begin = data + part.begin;
+  file_.release(begin - std::min(begin, kAround), data + part.end);
   return rows;
 }
 

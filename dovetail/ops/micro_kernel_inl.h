@@ -238,11 +238,13 @@ struct Lines {
 /// to row `upcoming`: 0 where all are in the first-level cache.
 HWY_INLINE void transpose(const Lines& from, int64_t count, int64_t k, float* HWY_RESTRICT to, int64_t to_stride,
                           int64_t upcoming = 0) {
-  int64_t i = 0;
+  int64_t in_fours = 0;
 #if HWY_TARGET != HWY_SCALAR
+  // Known before their loop, so that of a constant count the compiler sees how many rows are left.
+  in_fours = count / 4 * 4;
   const hn::FixedTag<float, 4> d;
   const hn::RepartitionToWide<decltype(d)> dw;
-  for (; i + 4 <= count; i += 4) {
+  for (int64_t i = 0; i < in_fours; i += 4) {
     const float *r0 = from[i], *r1 = from[i + 1], *r2 = from[i + 2], *r3 = from[i + 3];
     float* out = to + i;
     const float* next[4] = {};
@@ -269,7 +271,7 @@ HWY_INLINE void transpose(const Lines& from, int64_t count, int64_t k, float* HW
     }
   }
 #endif
-  for (; i < count; ++i) {
+  for (int64_t i = in_fours; i < count; ++i) {
     const float* line = from[i];
     for (int64_t p = 0; p < k; ++p) to[p * to_stride + i] = line[p];
   }
