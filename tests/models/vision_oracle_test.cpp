@@ -137,6 +137,9 @@ class VisionOracle : public ::testing::Test {
 
   static test::TemporaryFolder* folder_;
   static int status_;
+
+ private:
+  testing::Threads one_{1};  // images are small, and parallel regions dear where cores are busy
 };
 test::TemporaryFolder* VisionOracle::folder_ = nullptr;
 int VisionOracle::status_ = 0;

@@ -19,6 +19,10 @@
 namespace dovetail {
 namespace {
 
+class Vision : public ::testing::Test {
+  testing::Threads one_{1};  // images are small, and parallel regions dear where cores are busy
+};
+
 constexpr const char* kPresets[] = {"vgg16", "vgg19", "resnet50", "unet"};
 
 /// Narrow, of images as small as the preset takes.
@@ -51,7 +55,7 @@ int64_t count_of(const VisionConfig& config) {
 
 int64_t convolution_parameters(int64_t kernel, int64_t in, int64_t out) { return kernel * kernel * in * out + out; }
 
-TEST(Vision, HasThePublishedNumberOfParameters) {
+TEST_F(Vision, HasThePublishedNumberOfParameters) {
   EXPECT_EQ(count_of({.preset = "vgg16"}), 138'357'544);
   EXPECT_EQ(count_of({.preset = "vgg19"}), 143'667'240);
   EXPECT_EQ(count_of({.preset = "resnet50"}), 25'557'032);
@@ -80,7 +84,7 @@ std::vector<std::string> sorted(std::vector<std::string> names) {
   return names;
 }
 
-TEST(Vision, NamesTheStateAsTorchvision) {
+TEST_F(Vision, NamesTheStateAsTorchvision) {
   const std::map<std::string, std::vector<int>> features = {
       {"vgg16", {0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28}},
       {"vgg19", {0, 2, 5, 7, 10, 12, 14, 16, 19, 21, 23, 25, 28, 30, 32, 34}}};
@@ -110,7 +114,7 @@ TEST(Vision, NamesTheStateAsTorchvision) {
   EXPECT_EQ(state_names("resnet50"), sorted(names));
 }
 
-TEST(Vision, GivesLogitsAtEverySizeItTakes) {
+TEST_F(Vision, GivesLogitsAtEverySizeItTakes) {
   struct Case {
     std::string preset;
     int64_t height, width;
@@ -131,7 +135,7 @@ TEST(Vision, GivesLogitsAtEverySizeItTakes) {
   }
 }
 
-TEST(Vision, GivesLogitsOfThePublishedClassesAtFullWidth) {
+TEST_F(Vision, GivesLogitsOfThePublishedClassesAtFullWidth) {
   const auto model = small_model({.preset = "resnet50"});
   model->eval();
   const at::NoGradGuard no_grad;
@@ -140,7 +144,7 @@ TEST(Vision, GivesLogitsOfThePublishedClassesAtFullWidth) {
   EXPECT_EQ(make_vision_model({.preset = "unet"}, c10::kMeta)->config().classes, 2);
 }
 
-TEST(Vision, TrainsOnNoImages) {
+TEST_F(Vision, TrainsOnNoImages) {
   for (const std::string preset : kPresets) {
     const VisionConfig config = small_config(preset);
     const auto model = small_model(config);
@@ -151,7 +155,7 @@ TEST(Vision, TrainsOnNoImages) {
   }
 }
 
-TEST(Vision, LossIsASum) {
+TEST_F(Vision, LossIsASum) {
   for (const auto& [dtype, tolerance] : {std::pair{at::kFloat, 1e-5}, {at::kDouble, 1e-12}}) {
     for (const std::string preset : kPresets) {
       const VisionConfig config = small_config(preset);
@@ -190,7 +194,7 @@ std::unique_ptr<at::ObserverContext> see(const at::RecordFunction& function) {
   return nullptr;
 }
 
-TEST(Vision, RunsEachLayerInTheScopeOfItsNameAndNeverWaits) {
+TEST_F(Vision, RunsEachLayerInTheScopeOfItsNameAndNeverWaits) {
   for (const std::string preset : kPresets) {
     const VisionConfig config = small_config(preset);
     const auto model = small_model(config);
@@ -214,7 +218,7 @@ TEST(Vision, RunsEachLayerInTheScopeOfItsNameAndNeverWaits) {
   }
 }
 
-TEST(Vision, IsTheSameInPlace) {
+TEST_F(Vision, IsTheSameInPlace) {
   for (const std::string preset : kPresets) {
     const auto gradients = [&](bool in_place) {
       VisionConfig config = small_config(preset);
@@ -232,7 +236,7 @@ TEST(Vision, IsTheSameInPlace) {
   }
 }
 
-TEST(Vision, DropsHalfOfTheHiddenUnitsInTrainingAlone) {
+TEST_F(Vision, DropsHalfOfTheHiddenUnitsInTrainingAlone) {
   const VisionConfig config = small_config("vgg16");
   const auto model = small_model(config);
   const at::Tensor images = images_of(config, 2);
@@ -241,7 +245,7 @@ TEST(Vision, DropsHalfOfTheHiddenUnitsInTrainingAlone) {
   EXPECT_TRUE(at::equal(model->forward(images), model->forward(images)));
 }
 
-TEST(Vision, InitialValuesFollowSeedAndName) {
+TEST_F(Vision, InitialValuesFollowSeedAndName) {
   struct Case {
     const char *preset, *name;
     double std;
@@ -272,7 +276,7 @@ TEST(Vision, InitialValuesFollowSeedAndName) {
   }
 }
 
-TEST(Vision, RefusesWhatDoesNotFit) {
+TEST_F(Vision, RefusesWhatDoesNotFit) {
   const auto made = [](VisionConfig config) { return testing::user_error([&] { make_vision_model(config); }); };
   EXPECT_THAT(made({.preset = "unet", .height = 40, .width = 64}), ::testing::HasSubstr("40 x 64"));
   EXPECT_THAT(made({.preset = "unet", .height = 32, .width = 31}), ::testing::HasSubstr("multiples of 16"));
