@@ -11,6 +11,7 @@
 #include "dovetail/base/file.h"
 #include "dovetail/plan/actions.h"
 #include "dovetail/plan/graph.h"
+#include "dovetail/plan/profile.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/plan/random_graph.h"
 
@@ -157,7 +158,7 @@ TEST(CheckFiles, AreReadBackAsWritten) {
     const Graph graph = random_step(random, 4);
     const Graph again = graph_of(Json::parse(to_json(graph).dump()));
     EXPECT_EQ(to_json(graph), to_json(again));
-    Plan plan = keep_all_plan(graph);
+    Plan plan = keep_all(graph);
     plan.actions[1].waits = {0};
     plan.claimed_peak_bytes = 1 << 20;
     EXPECT_EQ(to_json(parse_plan(Json::parse(to_json(plan, graph).dump()), graph, "plan.json"), graph),
@@ -200,7 +201,7 @@ TEST(CheckOracle, AgreesOnRandomPlansValidAndNot) {
   int valid = 0;
   for (int round = 0; round < 3000; ++round) {
     Graph graph = random_step(random, draw(random, 2, 5));
-    Plan plan = keep_all_plan(graph);
+    Plan plan = keep_all(graph);
     for (Action& action : plan.actions)
       if (action.op == Op::kCompute)
         action.algorithm = draw(random, 0, static_cast<int>(graph.nodes[action.node].algorithms.size()) - 1);

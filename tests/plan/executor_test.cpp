@@ -8,6 +8,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/plan/capture.h"
+#include "dovetail/plan/profile.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/plan/random_graph.h"
 #include "tests/plan/small_step.h"
@@ -73,7 +74,7 @@ class ExecutedPlan : public testing::Test {
     graph_.graph.budget_bytes = int64_t{1} << 40;
     graph_.graph.bandwidth = {.to_host = 1e9, .to_device = 1e9};
     for (GraphNode& node : graph_.graph.nodes) node.algorithms[0].time_s = 1e-4;
-    plan_ = keep_all_plan(graph_.graph);
+    plan_ = keep_all(graph_.graph);
     std::erase_if(plan_.actions, [&](const Action& action) {  // results stay
       return action.op == Op::kFree && std::count(graph_.graph.final.begin(), graph_.graph.final.end(), action.tensor);
     });

@@ -4,7 +4,6 @@
 
 #include <random>
 
-#include "dovetail/plan/actions.h"
 #include "dovetail/plan/graph.h"
 
 namespace dovetail::plan {
@@ -68,22 +67,6 @@ inline Graph random_step(Random& random, int layers) {
   }
   graph.budget_bytes = int64_t{1} << 40;
   return graph;
-}
-
-/// The plan that runs every node once with its first algorithm and frees each storage after its last reader.
-inline Plan keep_all_plan(const Graph& graph) {
-  std::vector<int> last(graph.tensors.size(), -1);
-  for (size_t n = 0; n < graph.nodes.size(); ++n)
-    for (const auto* list : {&graph.nodes[n].inputs, &graph.nodes[n].outputs, &graph.nodes[n].mutates})
-      for (const int t : *list) last[graph.root(t)] = static_cast<int>(n);
-  Plan plan;
-  for (size_t n = 0; n < graph.nodes.size(); ++n) {
-    plan.actions.push_back({.op = Op::kCompute, .node = static_cast<int>(n)});
-    for (size_t t = 0; t < last.size(); ++t)
-      if (last[t] == static_cast<int>(n) && !resident_at_start(graph.tensors[t].kind))
-        plan.actions.push_back({.op = Op::kFree, .tensor = static_cast<int>(t)});
-  }
-  return plan;
 }
 
 }  // namespace dovetail::plan

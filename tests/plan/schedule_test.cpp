@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "dovetail/plan/profile.h"
 #include "tests/plan/random_graph.h"
 
 namespace dovetail::plan {
@@ -21,7 +22,7 @@ TEST(Schedule, KeepingAllIsEveryNodeOnce) {
     const Scheduler scheduler(graph);
     const auto made = scheduler.schedule(all_resident(graph, scheduler), graph.budget_bytes);
     ASSERT_TRUE(made);
-    const Timeline plain = check(graph, keep_all_plan(graph));
+    const Timeline plain = check(graph, keep_all(graph));
     EXPECT_EQ(made->timeline.peak_bytes, plain.peak_bytes);
     EXPECT_DOUBLE_EQ(made->timeline.makespan_s, plain.makespan_s);
     EXPECT_EQ(made->timeline.again, 0);

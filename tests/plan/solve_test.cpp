@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "dovetail/base/error.h"
+#include "dovetail/plan/profile.h"
 #include "tests/plan/random_graph.h"
 
 namespace dovetail::plan {
@@ -46,7 +47,7 @@ double best_of_all(const Graph& graph) {
   return best;
 }
 
-int64_t keep_all_peak(const Graph& graph) { return check(graph, keep_all_plan(graph)).peak_bytes; }
+int64_t keep_all_peak(const Graph& graph) { return check(graph, keep_all(graph)).peak_bytes; }
 
 TEST(Solve, ComesCloseToTheBestOfAllDecisionsOnSmallSteps) {
   Random random(11);

@@ -1,0 +1,76 @@
+#include "dovetail/plan/profile.h"
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/plan/executor.h"
+#include "dovetail/plan/host_tier.h"
+#include "dovetail/plan/planned_allocator.h"
+
+namespace dovetail::plan {
+namespace {
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+Plan keep_all(const Graph& graph) {
+  std::vector<int> last(graph.tensors.size(), -1);
+  for (size_t n = 0; n < graph.nodes.size(); ++n)
+    for (const auto* list : {&graph.nodes[n].inputs, &graph.nodes[n].outputs, &graph.nodes[n].mutates})
+      for (const int t : *list) last[graph.root(t)] = static_cast<int>(n);
+  for (const int t : graph.final) last[graph.root(t)] = -1;
+  Plan plan;
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    plan.actions.push_back({.op = Op::kCompute, .node = static_cast<int>(n)});
+    for (size_t t = 0; t < last.size(); ++t)
+      if (last[t] == static_cast<int>(n) && !resident_at_start(graph.tensors[t].kind))
+        plan.actions.push_back({.op = Op::kFree, .tensor = static_cast<int>(t)});
+  }
+  return plan;
+}
+
+void profile_nodes(const CapturedStep& step, StepGraph& graph, int rounds) {
+  DOVETAIL_CHECK(rounds > 0, "a profile takes at least one round");
+  StepGraph unlimited = graph;
+  unlimited.graph.budget_bytes = std::numeric_limits<int64_t>::max();
+  const Plan plan = keep_all(graph.graph);
+  Executor executor(step, std::move(unlimited), plan, {});
+  executor.run();
+  std::vector<std::vector<double>> seconds(graph.nodes.size());
+  for (int round = 0; round < rounds; ++round) {
+    const Executor::Run run = executor.run();
+    for (size_t a = 0; a < plan.actions.size(); ++a)
+      if (plan.actions[a].op == Op::kCompute)
+        seconds[plan.actions[a].node].push_back(run.actions[a].end_s - run.actions[a].start_s);
+  }
+  for (size_t n = 0; n < graph.nodes.size(); ++n) graph.graph.nodes[n].algorithms[0].time_s = median(seconds[n]);
+}
+
+Bandwidth measure_bandwidth(const std::filesystem::path& folder, int64_t bytes, int rounds) {
+  DOVETAIL_CHECK(rounds > 0 && bytes > 0, "nothing to measure");
+  const Arena arena(bytes);
+  std::fill_n(arena.data(), arena.bytes(), std::byte{1});
+  HostTier host(folder, arena.bytes());
+  std::vector<double> out, in;
+  for (int round = 0; round < rounds + 1; ++round) {
+    const double start_s = now_seconds();
+    host.write(0, arena.data(), arena.bytes());
+    const double written_s = now_seconds();
+    host.read(0, arena.data(), arena.bytes());
+    if (round == 0) continue;  // touches the pages
+    out.push_back(written_s - start_s);
+    in.push_back(now_seconds() - written_s);
+  }
+  const auto size = static_cast<double>(arena.bytes());
+  return {.to_host = size / median(out), .to_device = size / median(in)};
+}
+
+}  // namespace dovetail::plan
