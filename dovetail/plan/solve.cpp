@@ -149,6 +149,7 @@ class Search {
     std::vector<std::pair<Keep, int>> out;
     const GraphTensor& tensor = graph_.tensors[scheduler_.gaps()[gap].tensor];
     if (resident) out.emplace_back(Keep::kResident, 0);
+    if (tensor.bytes < allowed.least_bytes) return out;
     if (allowed.offload) out.emplace_back(Keep::kHost, 0);
     if (allowed.recompute && scheduler_.can_be_made_again(gap)) {
       out.emplace_back(Keep::kAgain, 0);
@@ -218,6 +219,7 @@ Floor floor_of(const Graph& graph, const SolveOptions& options) {
   for (size_t g = 0; g < scheduler.gaps().size(); ++g) {
     const Gap& gap = scheduler.gaps()[g];
     const GraphTensor& tensor = graph.tensors[gap.tensor];
+    if (tensor.bytes < options.least_bytes) continue;
     double stays = 1;
     if (options.compress && !resident_at_start(tensor.kind))
       for (const Codec& codec : graph.codecs)
