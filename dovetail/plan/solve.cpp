@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <limits>
+#include <tuple>
 #include <utility>
 
 #include "dovetail/base/error.h"
@@ -28,6 +30,9 @@ int64_t least_workspace(const GraphNode& node) {
   for (const Algorithm& algorithm : node.algorithms) least = std::min(least, algorithm.workspace_bytes);
   return least;
 }
+
+/// One decision taken otherwise.
+using Change = std::function<void(Decisions&)>;
 
 class Search {
  public:
@@ -136,8 +141,6 @@ class Search {
   std::optional<Solution>& best() { return best_; }
 
  private:
-  using Change = std::function<void(Decisions&)>;
-
   static int64_t excess_of(const Schedule& schedule, int64_t budget_bytes) {
     int64_t out = 0;
     for (const int64_t bytes : schedule.settled_bytes) out += std::max<int64_t>(bytes - budget_bytes, 0);
