@@ -72,8 +72,10 @@ at::Tensor DistributedTables::put_together(int64_t table, const at::Tensor& own,
     return order.defined() ? rows.index_select(0, order) : rows;
   }
   std::vector<at::Tensor> columns = all.split_with_sizes(sizes);
-  for (size_t r = 0; r < columns.size(); ++r)
-    columns[r] = columns[r].view({counts[r], -1, local_table(spec_, plan_, table, int64_t(r)).dim});
+  for (size_t r = 0; r < columns.size(); ++r) {
+    const int64_t dim = local_table(spec_, plan_, table, static_cast<int64_t>(r)).dim;
+    columns[r] = columns[r].view({counts[r], widths[r] / dim, dim});
+  }
   return at::cat(columns, 2).flatten(1);
 }
 
