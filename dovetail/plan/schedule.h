@@ -59,6 +59,7 @@ class Scheduler {
 
  private:
   friend class Walk;
+  friend class JointProgram;
   const Graph& graph_;
   std::vector<Gap> gaps_;
   std::vector<std::vector<int>> gaps_from_;  // by node + 1

@@ -56,9 +56,8 @@ class Search {
     best_ = Solution{.decisions = decisions, .schedule = std::move(*made)};
   }
 
-  /// Greedily below `budget_bytes` (at most the one asked for), with the techniques of `allowed`.
-  void descend(int64_t budget_bytes, const SolveOptions& allowed) {
-    Decisions decisions = all_resident();
+  /// From these decisions greedily below `budget_bytes` (at most the one asked for), with the techniques of `allowed`.
+  void descend(Decisions decisions, int64_t budget_bytes, const SolveOptions& allowed) {
     auto now = scheduler_.schedule(decisions, kNoBudget);
     int64_t excess = now ? excess_of(*now, budget_bytes) : 0;
     while (now && excess > 0 && in_time()) {
@@ -270,7 +269,7 @@ Solution solve(const Graph& graph, const SolveOptions& options) {
       break;  // everything fits
     const int64_t budget = graph.budget_bytes - (graph.budget_bytes - floor.bytes) * i / kBudgets;
     for (const SolveOptions& allowed : techniques)
-      if (search.in_time()) search.descend(budget, allowed);
+      if (search.in_time()) search.descend(search.all_resident(), budget, allowed);
   }
   if (!search.best())
     throw UserError(fmt::format("plan: no plan within {} bytes was found in {:.0f} s; the floor is {} bytes",
@@ -280,6 +279,19 @@ Solution solve(const Graph& graph, const SolveOptions& options) {
   for (const GraphNode& node : graph.nodes) out.bound_s += node.algorithms[fastest(node)].time_s;
   out.complete = search.in_time();
   out.seconds = now_seconds() - started_s;
+  return out;
+}
+
+std::optional<Solution> improve(const Graph& graph, const SolveOptions& options, const Decisions& decisions) {
+  const double started_s = now_seconds();
+  Search search(graph, options);
+  search.improve(decisions);
+  if (!search.best()) search.descend(decisions, graph.budget_bytes, options);
+  std::optional<Solution> out = std::move(search.best());
+  if (!out) return out;
+  for (const GraphNode& node : graph.nodes) out->bound_s += node.algorithms[fastest(node)].time_s;
+  out->complete = search.in_time();
+  out->seconds = now_seconds() - started_s;
   return out;
 }
 

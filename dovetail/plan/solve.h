@@ -39,4 +39,8 @@ Floor floor_of(const Graph& graph, const SolveOptions& options);
 /// search finds no plan.
 Solution solve(const Graph& graph, const SolveOptions& options);
 
+/// The plan that changes of single decisions, and of pairs, lead to from these, each making the step faster; from
+/// decisions that do not fit, first greedily to some that do. Nothing if that finds no plan within the budget.
+std::optional<Solution> improve(const Graph& graph, const SolveOptions& options, const Decisions& decisions);
+
 }  // namespace dovetail::plan

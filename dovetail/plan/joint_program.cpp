@@ -1,0 +1,329 @@
+#include "dovetail/plan/joint_program.h"
+
+#include <algorithm>
+#include <array>
+
+#include "dovetail/base/error.h"
+
+namespace dovetail::plan {
+namespace {
+
+constexpr int64_t kNoBudget = std::numeric_limits<int64_t>::max() / 4;
+constexpr int kSmall = 64;    // stages; above, the program leaves out what is rarely of use
+constexpr int kRunDepth = 8;  // of runs again for the sake of others
+
+/// Stages back from `last` to `first` as segments: eight of one stage, then longer ones.
+std::vector<std::pair<int, int>> segments(int first, int last) {
+  std::vector<std::pair<int, int>> out;
+  for (int length = 1; last >= first; last -= length) {
+    if (out.size() >= 8) length = 1 << (out.size() / 2 - 3);
+    out.emplace_back(std::max(first, last - length + 1), last);
+  }
+  return out;
+}
+
+double best_algorithm_s(const GraphNode& node) {
+  double out = node.algorithms[0].time_s;
+  for (const Algorithm& algorithm : node.algorithms) out = std::min(out, algorithm.time_s);
+  return out;
+}
+
+}  // namespace
+
+JointProgram::JointProgram(const Graph& graph, const Scheduler& scheduler, const SolveOptions& options,
+                           double longest_s)
+    : graph_(graph),
+      scheduler_(scheduler),
+      gaps_(scheduler.gaps()),
+      options_(options),
+      longest_s_(longest_s * (1 + 1e-9)),
+      unit_s_(longest_s / kUnits),
+      unit_bytes_(static_cast<double>(graph.budget_bytes) / kUnits),
+      stages_(static_cast<int>(graph.nodes.size())),
+      columns_(scheduler.gaps().size()) {
+  find_tight_stages();
+  add_clocks();
+  add_algorithms();
+  add_gaps();
+  add_jobs();
+  add_runs();
+  add_choices();
+  add_inputs_of_runs();
+  add_times();
+  add_fetch_stream();
+  add_offload_stream();
+  add_memory();
+}
+
+int JointProgram::gap_at(int tensor, int stage) const {
+  for (const int g : scheduler_.gaps_of_[tensor])
+    if (covers(g, stage)) return g;
+  return -1;
+}
+
+void JointProgram::find_tight_stages() {
+  const Decisions keep_all{.gaps = std::vector<Keep>(gaps_.size()),
+                           .codec = std::vector<int>(gaps_.size()),
+                           .algorithms = std::vector<int>(graph_.nodes.size())};
+  const auto kept = scheduler_.schedule(keep_all, kNoBudget);
+  DOVETAIL_CHECK(kept.has_value(), "a step that keeps all does not run");
+  for (int n = 0; n < stages_; ++n) {
+    const GraphNode& node = graph_.nodes[n];
+    int64_t most = 0;
+    for (const Algorithm& algorithm : node.algorithms) most = std::max(most, algorithm.workspace_bytes);
+    kept_bytes_.push_back(kept->slot_bytes[n] - node.algorithms[0].workspace_bytes);
+    tight_.push_back(kept_bytes_.back() + most > graph_.budget_bytes);
+  }
+}
+
+void JointProgram::add_clocks() {
+  double at_s = 0;
+  for (const GraphNode& node : graph_.nodes) {
+    soonest_s_.push_back(at_s);
+    at_s += best_algorithm_s(node);
+  }
+  soonest_s_.push_back(at_s);
+  for (int n = 0; n <= stages_; ++n) {
+    const double latest_s = longest_s_ - (at_s - soonest_s_[n]);
+    begin_.push_back(clock(soonest_s_[n], latest_s));
+    if (n < stages_) start_.push_back(clock(soonest_s_[n], latest_s));
+  }
+  end_ = program_.add_column(1, time(at_s), time(longest_s_), false);
+  at_least({{end_, 1}, {begin_[stages_], -1}}, 0);
+}
+
+void JointProgram::add_algorithms() {
+  choice_.resize(graph_.nodes.size());
+  only_.resize(graph_.nodes.size());
+  for (int n = 0; n < stages_; ++n) {
+    const auto& algorithms = graph_.nodes[n].algorithms;
+    const auto before = [&](size_t a, size_t b) {  // in time, then in workspace
+      return std::pair(algorithms[a].time_s, algorithms[a].workspace_bytes) <
+             std::pair(algorithms[b].time_s, algorithms[b].workspace_bytes);
+    };
+    for (size_t a = 1; a < algorithms.size(); ++a)
+      if (before(a, only_[n])) only_[n] = static_cast<int>(a);
+    if (!options_.algorithms) continue;
+    std::vector<size_t> of_use;  // no other is as fast with as little
+    for (size_t a = 0; a < algorithms.size(); ++a)
+      if (std::none_of(algorithms.begin(), algorithms.end(), [&](const Algorithm& other) {
+            const auto b = static_cast<size_t>(&other - algorithms.data());
+            return other.time_s <= algorithms[a].time_s && other.workspace_bytes <= algorithms[a].workspace_bytes &&
+                   (before(b, a) || (b < a && !before(a, b)));
+          }))
+        of_use.push_back(a);
+    if (of_use.size() < 2) continue;  // it is the fastest
+    choice_[n].assign(algorithms.size(), -1);
+    Entries one;
+    for (const size_t a : of_use) one.emplace_back(choice_[n][a] = binary(), 1);
+    program_.add_row(1, 1, std::move(one));
+  }
+}
+
+void JointProgram::add_gaps() {
+  for (size_t g = 0; g < gaps_.size(); ++g) {
+    GapColumns& gap = columns_[g];
+    const GraphTensor& tensor = graph_.tensors[gaps_[g].tensor];
+    for (int n = gaps_[g].from + 1; n < gaps_[g].to; ++n) gap.moves = gap.moves || tight_[n];
+    if (!gap.moves) continue;
+    gap.keep = binary();
+    if (options_.offload) {
+      gap.host = binary();
+      add_slots(static_cast<int>(g));
+    }
+    gap.packed.assign(graph_.codecs.size(), -1);
+    for (size_t c = 0; c < graph_.codecs.size() && options_.compress && !resident_at_start(tensor.kind); ++c)
+      if (tensor.lossy_ok || graph_.codecs[c].max_error == 0) gap.packed[c] = binary();
+  }
+}
+
+void JointProgram::add_slots(int g) {
+  GapColumns& gap = columns_[g];
+  Entries fetched = {{gap.host, -1}};
+  for (const auto& [first, last] : segments(gaps_[g].from + 1, gaps_[g].to)) {
+    gap.fetches.push_back({first, last, binary()});
+    fetched.emplace_back(gap.fetches.back().column, 1);
+  }
+  program_.add_row(0, 0, std::move(fetched));
+  // The stages by which the copy has left, the first ones each, at which memory counts.
+  std::vector<int> tight;
+  for (int n = gaps_[g].from + 1; n < gaps_[g].to; ++n)
+    if (tight_[n]) tight.push_back(n);
+  int later = gap.host;
+  const auto all = segments(0, static_cast<int>(tight.size()) - 1);
+  for (const auto& segment : all) {  // mirrored: the short ones come first
+    const int n = tight[tight.size() - 1 - static_cast<size_t>(segment.first)];
+    gap.ended[n] = binary();
+  }
+  for (auto ended = gap.ended.rbegin(); ended != gap.ended.rend(); ++ended) {
+    at_least({{later, 1}, {ended->second, -1}}, 0);
+    later = ended->second;
+  }
+}
+
+void JointProgram::add_jobs() {
+  std::map<std::array<int, 4>, std::vector<int>> versions;  // in the order in which their copies are issued
+  for (size_t g = 0; g < gaps_.size(); ++g) {
+    if (columns_[g].host < 0) continue;
+    const int t = gaps_[g].tensor;
+    int made_by = scheduler_.producer_[t], mutates = 0, place = t;
+    for (const int writer : scheduler_.writers_[t])
+      if (writer <= gaps_[g].from) made_by = writer, mutates = 1;
+    if (made_by >= 0) {
+      const GraphNode& node = graph_.nodes[made_by];
+      const auto& list = mutates != 0 ? node.mutates : node.outputs;
+      for (place = 0; graph_.root(list[place]) != t;) ++place;
+    }
+    versions[{made_by, mutates, place, t}].push_back(static_cast<int>(g));
+  }
+  for (auto& [key, gaps] : versions) {
+    Job job{.tensor = key[3], .made_by = key[0], .column = columns_[gaps[0]].host, .end = clock(0, longest_s_)};
+    if (gaps.size() > 1) {
+      job.column = binary();
+      for (const int g : gaps) at_least({{job.column, 1}, {columns_[g].host, -1}}, 0);
+    }
+    for (const int g : gaps) columns_[g].job = static_cast<int>(jobs_.size());
+    job.gaps = std::move(gaps);
+    jobs_.push_back(std::move(job));
+  }
+}
+
+bool JointProgram::may_run(int node, int stage) const {
+  if (node < 0 || graph_.nodes[node].runs_once()) return false;
+  for (const int t : scheduler_.reads_[node])
+    for (const int writer : scheduler_.writers_[t])
+      if (writer >= node && writer < stage) return false;
+  for (const int t : graph_.nodes[node].outputs)
+    for (const int writer : scheduler_.writers_[graph_.root(t)])
+      if (writer < stage) return false;
+  return true;
+}
+
+bool JointProgram::present(int tensor, int stage) const {
+  return scheduler_.stays_[tensor] || scheduler_.last_use_[tensor] >= stage;
+}
+
+/// False: it cannot run again then.
+bool JointProgram::add_run(int node, int stage, int depth) {
+  if (runs_.contains({stage, node})) return true;
+  if (!may_run(node, stage)) return false;
+  if (stages_ > kSmall && depth > kRunDepth) {
+    cut_short_ = true;
+    return false;
+  }
+  for (const int t : scheduler_.reads_[node]) {
+    const int gap = gap_at(t, stage);
+    if (!present(t, stage) && !add_run(scheduler_.producer_[t], stage, depth + 1)) return false;
+    if (gap >= 0 && columns_[gap].moves) add_run(scheduler_.producer_[t], stage, depth + 1);
+  }
+  runs_[{stage, node}] = binary();
+  return true;
+}
+
+void JointProgram::add_runs() {
+  if (!options_.recompute) return;
+  for (size_t g = 0; g < gaps_.size(); ++g)
+    if (columns_[g].moves && scheduler_.can_be_made_again(static_cast<int>(g)) &&
+        add_run(scheduler_.producer_[gaps_[g].tensor], gaps_[g].to, 0))
+      columns_[g].again = binary();
+  for (size_t g = 0; g < gaps_.size(); ++g) {
+    GapColumns& gap = columns_[g];
+    if (gap.again < 0) continue;
+    at_least({{runs_.at({gaps_[g].to, scheduler_.producer_[gaps_[g].tensor]}), 1}, {gap.again, -1}}, 0);
+    for (int n = gaps_[g].from + 1; n < gaps_[g].to; ++n) {
+      const auto run = runs_.find({n, scheduler_.producer_[gaps_[g].tensor]});
+      if (run == runs_.end()) continue;
+      gap.again_early[n] = binary();
+      at_least({{run->second, 1}, {gap.again_early[n], -1}}, 0);
+    }
+  }
+}
+
+void JointProgram::add_choices() {
+  for (GapColumns& gap : columns_) {
+    if (!gap.moves) continue;
+    Entries one = {{gap.keep, 1}};
+    for (const int column : {gap.host, gap.again})
+      if (column >= 0) one.emplace_back(column, 1);
+    for (const int column : gap.packed)
+      if (column >= 0) one.emplace_back(column, 1);
+    for (const auto& [stage, column] : gap.again_early) one.emplace_back(column, 1);
+    program_.add_row(1, 1, std::move(one));
+  }
+}
+
+/// A run again finds what it reads, or is preceded by what makes it so: a fetch or a codec aside from the one at the
+/// gap's end, another run again.
+void JointProgram::add_inputs_of_runs() {
+  for (const auto& [key, run] : runs_) {
+    const auto [stage, node] = key;
+    for (const int t : scheduler_.reads_[node]) {
+      const auto of_input = runs_.find({stage, scheduler_.producer_[t]});
+      const int g = gap_at(t, stage);
+      if (!present(t, stage)) at_least({{of_input->second, 1}, {run, -1}}, 0);
+      if (g < 0 || !columns_[g].moves) continue;
+      GapColumns& gap = columns_[g];
+      const bool packs = std::any_of(gap.packed.begin(), gap.packed.end(), [](int c) { return c >= 0; });
+      if (gap.host >= 0 && !gap.fetch_aside.contains(stage)) {
+        gap.fetch_aside[stage] = binary();
+        at_least({{gap.host, 1}, {gap.fetch_aside[stage], -1}}, 0);
+      }
+      if (packs && !gap.unpack_aside.contains(stage)) gap.unpack_aside[stage] = binary();
+      Entries there = {{run, -1}, {gap.keep, 1}};
+      Entries made = {{run, -1}};  // >= -1 if it was not made again though that is what becomes of it
+      for (const Slot& slot : gap.fetches)
+        if (slot.first <= stage) there.emplace_back(slot.column, 1);
+      for (const auto* aside : {&gap.fetch_aside, &gap.unpack_aside})
+        if (aside->contains(stage)) there.emplace_back(aside->at(stage), 1);
+      for (const auto& [early, column] : gap.again_early)
+        if (early <= stage) there.emplace_back(column, 1);
+      if (of_input != runs_.end()) {
+        if (gap.again >= 0) there.emplace_back(gap.again, 1), made.emplace_back(gap.again, -1);
+        for (const auto& [before, column] : gap.unpack_aside)
+          if (before < stage) there.emplace_back(column, 1);
+        made.emplace_back(of_input->second, 1);
+        at_least(std::move(made), -1);
+      }
+      at_least(std::move(there), 0);
+    }
+    add_exactness(node, stage, run);
+  }
+  for (size_t g = 0; g < gaps_.size(); ++g) {
+    GapColumns& gap = columns_[g];
+    if (gap.unpack_aside.empty()) continue;
+    Entries once, lost;
+    for (const int column : gap.packed)
+      if (column >= 0) once.emplace_back(column, 1);
+    for (const auto& [stage, column] : gap.unpack_aside) once.emplace_back(column, -1), lost.emplace_back(column, -1);
+    at_least(std::move(once), 0);
+    // What was unpacked aside is not packed any more: its reader needs it made again.
+    const auto run = runs_.find({gaps_[g].to, scheduler_.producer_[gaps_[g].tensor]});
+    if (run != runs_.end()) lost.emplace_back(run->second, 1);
+    at_least(std::move(lost), 0);
+  }
+}
+
+/// What is made of a lossy copy is no exact copy.
+void JointProgram::add_exactness(int node, int stage, int column) {
+  const auto& outputs = graph_.nodes[node].outputs;
+  if (outputs.size() != 1 || graph_.tensors[outputs[0]].lossy_ok) return;
+  for (const int t : scheduler_.reads_[node])
+    for (const int g : scheduler_.gaps_of_[t]) {
+      if (gaps_[g].from >= stage || !columns_[g].moves) continue;
+      // Made again since, it would be exact.
+      const auto& gaps = scheduler_.gaps_of_[t];
+      if (!present(t, stage) || std::any_of(gaps.begin(), gaps.end(), [&](int other) {
+            return gaps_[other].from >= gaps_[g].to && gaps_[other].from < stage;
+          }))
+        continue;
+      Entries lossy = {{column, 1}};
+      for (size_t c = 0; c < graph_.codecs.size(); ++c)
+        if (columns_[g].packed[c] >= 0 && graph_.codecs[c].max_error > 0) lossy.emplace_back(columns_[g].packed[c], 1);
+      if (lossy.size() == 1) continue;
+      for (const auto& [before, aside] : columns_[g].unpack_aside)
+        if (before < stage) lossy.emplace_back(aside, -1);
+      at_most(std::move(lossy), 1);
+    }
+}
+
+}  // namespace dovetail::plan

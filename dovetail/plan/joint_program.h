@@ -1,0 +1,135 @@
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "dovetail/plan/milp.h"
+#include "dovetail/plan/solve.h"
+
+namespace dovetail::plan {
+
+/// The 0-1 program of a step: decisions of every gap in the way of the budget and of every node's algorithm, chosen
+/// together (the joint model of MO-SOS; STR and the like are the same model with techniques switched off).
+///
+/// Columns, in stages, one a node: binaries of what becomes of a gap; of the stage in which its fetch starts; of the
+/// stage by which its offload has ended; of nodes that run again at a stage; of each node's algorithm. And the clocks:
+/// where a stage begins, where its node starts, where each offload ends.
+///
+/// Every row is a condition that the schedule of any decisions meets: memory at the start of each node, of each run
+/// again and around each codec; what is run again finds its inputs; the streams do not do two copies at once. So the
+/// program is a relaxation: point() of a schedule is feasible, and no schedule is faster than the least objective. It
+/// is not the scheduler itself, which may need longer for the same decisions.
+class JointProgram {
+ public:
+  /// Only schedules of at most `longest_s` count. `scheduler` must outlive this and be of `graph`.
+  JointProgram(const Graph& graph, const Scheduler& scheduler, const SolveOptions& options, double longest_s);
+
+  LinearProgram& program() { return program_; }
+  const LinearProgram& program() const { return program_; }
+  /// Seconds of an objective.
+  double seconds(double objective) const { return objective * unit_s_; }
+  double objective(double seconds) const { return seconds / unit_s_; }
+  /// Whether runs again were left out, because they depend on too many others: then it relaxes all other schedules.
+  bool cut_short() const { return cut_short_; }
+
+  /// Whether a gap covers a stage at which not everything fits; else it stays resident here.
+  bool moves(int gap) const { return columns_[gap].moves; }
+  Decisions decisions(const std::vector<double>& values) const;
+  /// The values that a schedule has in the program; feasible if what does not move here is resident there, and if the
+  /// program is not cut short.
+  std::vector<double> point(const Decisions& decisions, const Schedule& schedule) const;
+  /// From now on these decisions are not a solution.
+  void exclude(const Decisions& decisions);
+
+ private:
+  using Entries = std::vector<std::pair<int, double>>;
+  struct Slot {
+    int first, last, column;  // stages; memory is charged from the last, time counts from the first
+  };
+  struct GapColumns {
+    bool moves = false;
+    int keep = -1, host = -1, again = -1, job = -1;                    // job: index of the offload
+    std::vector<int> packed;                                           // of each codec, or -1
+    std::vector<Slot> fetches;                                         // the latest first
+    std::map<int, int> ended, again_early, fetch_aside, unpack_aside;  // by stage
+  };
+  struct Job {  // a copy to the host of one version of a storage
+    int tensor, made_by, column, end;
+    std::vector<int> gaps;
+  };
+  /// Columns and values of a stage's memory, and what there is of it without them.
+  struct Level {
+    int64_t bytes = 0;
+    Entries entries;
+  };
+
+  static constexpr double kUnits = 100;  // of the longest schedule, and of the budget
+
+  int binary() { return program_.add_column(0, 0, 1, true); }
+  int clock(double lower_s, double upper_s) {
+    return program_.add_column(0, lower_s / unit_s_, upper_s / unit_s_, false);
+  }
+  double time(double seconds) const { return seconds / unit_s_; }
+  double mass(double bytes) const { return bytes / unit_bytes_; }
+  double bytes(int tensor) const { return static_cast<double>(graph_.tensors[tensor].bytes); }
+  double to_host_s(int tensor) const { return bytes(tensor) / graph_.bandwidth.to_host; }
+  double to_device_s(int tensor) const { return bytes(tensor) / graph_.bandwidth.to_device; }
+  bool covers(int gap, int stage) const { return gaps_[gap].from < stage && stage < gaps_[gap].to; }
+  int gap_at(int tensor, int stage) const;
+  void at_least(Entries entries, double lower) {
+    program_.add_row(lower, LinearProgram::kInfinity, std::move(entries));
+  }
+  void at_most(Entries entries, double upper) {
+    program_.add_row(-LinearProgram::kInfinity, upper, std::move(entries));
+  }
+
+  void find_tight_stages();
+  void add_clocks();
+  void add_algorithms();
+  void add_gaps();
+  void add_slots(int gap);
+  void add_jobs();
+  void add_runs();
+  bool may_run(int node, int stage) const;
+  bool present(int tensor, int stage) const;
+  bool add_run(int node, int stage, int depth);
+  void add_choices();
+  void add_inputs_of_runs();
+  void add_exactness(int node, int stage, int column);
+  void add_times();
+  void add_fetch_stream();
+  void add_offload_stream();
+  Level level_at(int stage, int leaving) const;
+  Level level_before(int stage, size_t brought, const std::vector<int>& not_counted) const;
+  void add_resident(Level& out, int gap, int before, int leaving) const;
+  double packed_mass(int gap, int codec) const;
+  void add_budget(Level level);
+  void add_memory();
+  void add_memory_of_run(int node, int stage, int column);
+  void add_memory_of_codecs(int gap);
+  void add_algorithm_time(Entries& out, int node, double sign) const;
+
+  const Graph& graph_;
+  const Scheduler& scheduler_;
+  const std::vector<Gap>& gaps_;
+  const SolveOptions& options_;
+  const double longest_s_, unit_s_, unit_bytes_;
+  bool cut_short_ = false;
+  LinearProgram program_;
+  int stages_ = 0, end_ = -1;
+  std::vector<double> soonest_s_;         // of each stage, by the fastest algorithms
+  std::vector<int64_t> kept_bytes_;       // of each stage, if nothing leaves, without workspace
+  std::vector<bool> tight_;               // if the largest workspaces do not fit then
+  std::vector<int> begin_, start_;        // clocks of each stage
+  std::vector<std::vector<int>> choice_;  // of each node: a column an algorithm, or -1; empty: one only
+  std::vector<int> only_;                 // the algorithm of a node without choice
+  std::vector<GapColumns> columns_;
+  std::vector<Job> jobs_;
+  std::map<std::pair<int, int>, int> runs_;   // stage, node: the node runs again
+  std::map<std::pair<int, int>, int> run_s_;  // its seconds, where there is a choice
+};
+
+}  // namespace dovetail::plan

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+
+#include "dovetail/plan/schedule.h"
+
+namespace dovetail::plan {
+
+/// The least time over all decisions that the scheduler can be given.
+inline double best_of_all(const Graph& graph) {
+  const Scheduler scheduler(graph);
+  Decisions decisions{.gaps = std::vector<Keep>(scheduler.gaps().size()),
+                      .codec = std::vector<int>(scheduler.gaps().size()),
+                      .algorithms = std::vector<int>(graph.nodes.size())};
+  double best = std::numeric_limits<double>::infinity();
+  std::function<void(size_t)> each = [&](size_t i) {
+    if (i < decisions.algorithms.size()) {
+      for (size_t a = 0; a < graph.nodes[i].algorithms.size(); ++a) {
+        decisions.algorithms[i] = static_cast<int>(a);
+        each(i + 1);
+      }
+      return;
+    }
+    const size_t g = i - decisions.algorithms.size();
+    if (g == decisions.gaps.size()) {
+      if (const auto made = scheduler.schedule(decisions, graph.budget_bytes))
+        best = std::min(best, made->timeline.makespan_s);
+      return;
+    }
+    const GraphTensor& tensor = graph.tensors[scheduler.gaps()[g].tensor];
+    for (const Keep keep : {Keep::kResident, Keep::kHost, Keep::kAgain, Keep::kAgainEarly, Keep::kPacked}) {
+      if ((keep == Keep::kAgain || keep == Keep::kAgainEarly) && !scheduler.can_be_made_again(static_cast<int>(g)))
+        continue;
+      if (keep == Keep::kPacked && resident_at_start(tensor.kind)) continue;
+      decisions.gaps[g] = keep;
+      for (int codec = 0; codec < (keep == Keep::kPacked && tensor.lossy_ok ? 2 : 1); ++codec) {
+        decisions.codec[g] = codec;
+        each(i + 1);
+      }
+    }
+  };
+  each(0);
+  return best;
+}
+
+}  // namespace dovetail::plan

@@ -1,0 +1,193 @@
+#include "dovetail/plan/joint.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dovetail/base/error.h"
+#include "dovetail/plan/joint_program.h"
+#include "tests/plan/best_of_all.h"
+#include "tests/plan/random_graph.h"
+
+namespace dovetail::plan {
+namespace {
+
+const MilpOptions kExact = {.time_limit_s = 20, .relative_gap = 0};
+constexpr double kNone = std::numeric_limits<double>::infinity();
+
+int64_t keep_all_peak(const Graph& graph) {
+  const Scheduler scheduler(graph);
+  const Decisions all{.gaps = std::vector<Keep>(scheduler.gaps().size()),
+                      .codec = std::vector<int>(scheduler.gaps().size()),
+                      .algorithms = std::vector<int>(graph.nodes.size())};
+  return scheduler.schedule(all, graph.budget_bytes)->timeline.peak_bytes;
+}
+
+/// A step of `layers` layers and a budget between its floor and what keeping all takes.
+Graph tight_step(Random& random, int layers) {
+  Graph graph = random_step(random, layers);
+  const int64_t floor = floor_of(graph, {}).bytes, all = keep_all_peak(graph);
+  graph.budget_bytes = floor + (all - floor) * draw(random, 1, 9) / 10;
+  return graph;
+}
+
+Decisions random_decisions(Random& random, const Graph& graph, const Scheduler& scheduler) {
+  const size_t gaps = scheduler.gaps().size();
+  Decisions out{.gaps = std::vector<Keep>(gaps), .codec = std::vector<int>(gaps)};
+  for (size_t g = 0; g < gaps; ++g) {
+    const GraphTensor& tensor = graph.tensors[scheduler.gaps()[g].tensor];
+    auto keep = static_cast<Keep>(draw(random, 0, 4));
+    const bool again = keep == Keep::kAgain || keep == Keep::kAgainEarly;
+    if ((again && !scheduler.can_be_made_again(static_cast<int>(g))) ||
+        (keep == Keep::kPacked && resident_at_start(tensor.kind)))
+      keep = Keep::kHost;
+    out.gaps[g] = keep;
+    out.codec[g] = keep == Keep::kPacked && tensor.lossy_ok ? draw(random, 0, 1) : 0;
+  }
+  for (const GraphNode& node : graph.nodes)
+    out.algorithms.push_back(draw(random, 0, static_cast<int>(node.algorithms.size()) - 1));
+  return out;
+}
+
+TEST(JointProgram, EveryScheduleIsAPointOfIt) {
+  Random random(21);
+  int points = 0;
+  for (int round = 0; round < 3000; ++round) {
+    const Graph graph = tight_step(random, draw(random, 2, 5));
+    const Scheduler scheduler(graph);
+    Decisions decisions = random_decisions(random, graph, scheduler);
+    const SolveOptions options;
+    const JointProgram any(graph, scheduler, options, 1);
+    for (size_t g = 0; g < decisions.gaps.size(); ++g)
+      if (!any.moves(static_cast<int>(g))) decisions.gaps[g] = Keep::kResident;
+    const auto schedule = scheduler.schedule(decisions, graph.budget_bytes);
+    if (!schedule) continue;
+    const JointProgram joint(graph, scheduler, options, schedule->timeline.makespan_s);
+    const std::vector<double> point = joint.point(decisions, *schedule);
+    SCOPED_TRACE(round);
+    EXPECT_LE(joint.program().violation(point), kMilpTolerance);
+    EXPECT_NEAR(joint.seconds(joint.program().objective(point)), schedule->timeline.makespan_s, 1e-9);
+    ++points;
+  }
+  EXPECT_GE(points, 300);
+}
+
+TEST(Joint, FindsTheBestOfAllDecisionsOnSmallSteps) {
+  Random random(22);
+  int cases = 0, optimal = 0, by_greedy = 0, closed = 0;
+  double worst = 1;
+  for (int round = 0; round < 200 && cases < 45; ++round) {
+    const Graph graph = tight_step(random, 3);
+    if (Scheduler(graph).gaps().size() > 6) continue;
+    const double best = best_of_all(graph);
+    if (best == kNone) continue;
+    ++cases;
+    SCOPED_TRACE(round);
+    double greedy_s = kNone;
+    try {
+      greedy_s = solve(graph, {}).schedule.timeline.makespan_s;
+    } catch (const UserError&) {  // it finds none
+    }
+    const JointSolution made = solve_jointly(graph, {}, kExact);
+    const Timeline& timeline = made.solution.schedule.timeline;
+    EXPECT_LE(timeline.peak_bytes, graph.budget_bytes);
+    EXPECT_GE(timeline.makespan_s, best - 1e-9);
+    EXPECT_LE(timeline.makespan_s, greedy_s + 1e-9);
+    EXPECT_LE(made.report.bound_s, best * (1 + 1e-6));
+    EXPECT_GE(timeline.makespan_s, made.solution.bound_s - 1e-9);
+    optimal += timeline.makespan_s <= best + 1e-9 ? 1 : 0;
+    by_greedy += greedy_s <= best + 1e-9 ? 1 : 0;
+    closed += made.report.bound_s >= best * (1 - 1e-6) ? 1 : 0;
+    worst = std::max(worst, timeline.makespan_s / best);
+  }
+  RecordProperty("optimal", fmt::format("{} of {} (greedy {}, proven {}), worst {:.3f}", optimal, cases, by_greedy,
+                                        closed, worst));
+  EXPECT_GE(cases, 40);
+  EXPECT_GE(optimal, cases * 95 / 100) << "of " << cases << ", worst " << worst;
+}
+
+TEST(Joint, TheProgramAloneFindsTheBestOfNearlyAllSmallSteps) {
+  Random random(24);
+  int cases = 0, optimal = 0;
+  for (int round = 0; round < 200 && cases < 45; ++round) {
+    const Graph graph = tight_step(random, 3);
+    const Scheduler scheduler(graph);
+    if (scheduler.gaps().size() > 6) continue;
+    const double best = best_of_all(graph);
+    if (best == kNone) continue;
+    ++cases;
+    SCOPED_TRACE(round);
+    const SolveOptions options;
+    const JointProgram joint(graph, scheduler, options, 3 * best);
+    const MilpResult result = solve_milp(joint.program(), kExact);
+    ASSERT_EQ(result.status, MilpResult::kOptimal);
+    EXPECT_LE(joint.seconds(result.objective), best * (1 + 1e-6));
+    const auto made = scheduler.schedule(joint.decisions(result.values), graph.budget_bytes);
+    optimal += made && made->timeline.makespan_s <= best + 1e-9 ? 1 : 0;
+  }
+  RecordProperty("optimal", fmt::format("{} of {}", optimal, cases));
+  EXPECT_GE(cases, 40);
+  EXPECT_GE(optimal, cases * 85 / 100) << "of " << cases;
+}
+
+TEST(Joint, IsFasterThanGreedyOnSomeStepsAndSlowerOnNone) {
+  Random random(23);
+  int faster = 0;
+  for (int round = 0; round < 12; ++round) {
+    const Graph graph = tight_step(random, 4 + round % 3);
+    try {
+      const double greedy_s = solve(graph, {}).schedule.timeline.makespan_s;
+      const JointSolution made = solve_jointly(graph, {}, {.time_limit_s = 1, .relative_gap = 0});
+      const double makespan_s = made.solution.schedule.timeline.makespan_s;
+      EXPECT_LE(makespan_s, greedy_s + 1e-9);
+      EXPECT_LE(made.report.bound_s, makespan_s);
+      EXPECT_NEAR(made.report.gap, 1 - made.report.bound_s / makespan_s, 1e-9);
+      faster += makespan_s < greedy_s * (1 - 1e-6) ? 1 : 0;
+    } catch (const UserError&) {  // no plan was found
+    }
+  }
+  EXPECT_GE(faster, 1);
+}
+
+TEST(Joint, MoreTechniquesAreNeverSlower) {
+  Random random(25);
+  const MilpOptions milp = {.time_limit_s = 1, .relative_gap = 0};
+  int alone = 0;
+  for (int round = 0; round < 3; ++round) {
+    const Graph graph = tight_step(random, 4);
+    for (const SolveOptions& fewer : {SolveOptions{.offload = false}, SolveOptions{.recompute = false},
+                                      SolveOptions{.compress = false}, SolveOptions{.algorithms = false}}) {
+      try {
+        const JointSolution made = solve_jointly(graph, fewer, milp);
+        const Decisions& decisions = made.solution.decisions;
+        for (const Keep keep : decisions.gaps) {
+          EXPECT_TRUE(fewer.offload || keep != Keep::kHost);
+          EXPECT_TRUE(fewer.recompute || (keep != Keep::kAgain && keep != Keep::kAgainEarly));
+          EXPECT_TRUE(fewer.compress || keep != Keep::kPacked);
+        }
+        const JointSolution all = solve_jointly(graph, {.start = decisions}, milp);
+        EXPECT_LE(all.solution.schedule.timeline.makespan_s, made.solution.schedule.timeline.makespan_s + 1e-9);
+        EXPECT_LE(all.report.bound_s, made.solution.schedule.timeline.makespan_s * (1 + 1e-6));
+        ++alone;
+      } catch (const UserError&) {  // not by these techniques
+      }
+    }
+  }
+  EXPECT_GE(alone, 3);
+}
+
+TEST(Joint, BelowTheFloorTheErrorIsThatOfSolve) {
+  Random random(14);
+  Graph graph = random_step(random, 5);
+  graph.budget_bytes = floor_of(graph, {}).bytes - 1;
+  std::string message;
+  try {
+    solve(graph, {});
+  } catch (const UserError& error) {
+    message = error.what();
+  }
+  ASSERT_THAT(message, testing::HasSubstr("below the floor"));
+  EXPECT_THAT([&] { solve_jointly(graph, {}, kExact); }, testing::ThrowsMessage<UserError>(message));
+}
+
+}  // namespace
+}  // namespace dovetail::plan
