@@ -20,6 +20,7 @@
 #include "dovetail/models/vision.h"
 #include "dovetail/plan/capture.h"
 #include "dovetail/plan/executor.h"
+#include "dovetail/plan/packing.h"
 #include "dovetail/plan/profile.h"
 #include "dovetail/plan/solve.h"
 
@@ -117,7 +118,7 @@ int run(const Arguments& a) {
   const double solved_s = now_seconds();
   graph.graph.budget_bytes = std::numeric_limits<int64_t>::max() / 8;
   const int64_t peak = check(graph.graph, keep_all(graph.graph)).peak_bytes;
-  const SolveOptions options{.compress = false, .time_limit_s = a.time_limit_s};
+  const SolveOptions options{.compress = false, .least_bytes = kPagedBytes, .time_limit_s = a.time_limit_s};
   const Floor floor = floor_of(graph.graph, options);
   fmt::print("{} {} threads\n", machine().cpu_name, at::get_num_threads());
   fmt::print("{} batch {} at {} x {}: {} nodes, {} storages; captured in {:.1f} s, profiled in {:.1f} s\n", a.model,
@@ -219,5 +220,10 @@ int main(int argc, char** argv) {
   app.add_option("--time-limit", a.time_limit_s, "seconds of solving for each budget");
   app.add_option("--out", a.out, "write the result as JSON");
   CLI11_PARSE(app, argc, argv);
-  return dovetail::plan::run(a);
+  try {
+    return dovetail::plan::run(a);
+  } catch (const dovetail::UserError& error) {
+    std::cerr << dovetail::describe_error(error) << '\n';
+    return 2;
+  }
 }

@@ -33,9 +33,7 @@ void check_feature(const SparseConfig& feature) {
   user_check(!cross || feature.ids == "hash", "rows.sparse.{}: several columns make a hashed id; use ids = \"hash\"",
              name);
   user_check(!cross || !list,
-             "rows.sparse.{}: a cross of columns is one id: leave out separator, weights, max_length, "
-             "sequence",
-             name);
+             "rows.sparse.{}: a cross of columns is one id: leave out separator, weights, max_length, sequence", name);
   user_check(feature.max_rows == 0 || feature.num_rows == 0,
              "rows.sparse.{}: max_rows is of a table without a fixed vocabulary, but num_rows = {} gives it one; leave "
              "either out",
@@ -107,8 +105,7 @@ void SparseConfig::describe(Section& s) {
       .required();
   s.value("ids", ids,
           "hash: XXH64 of the id's text, modulo num_rows if that is not 0; integer: the column holds rows of the "
-          "table, or its "
-          "keys")
+          "table, or its keys")
       .choices({"hash", "integer"});
   s.value("num_rows", num_rows, "Rows of the table; 0: 64-bit keys, for a table without a fixed vocabulary")
       .unit("rows")

@@ -136,18 +136,25 @@ class DistributedTables {
   const ShardedPack& pack_of(int64_t table) const { return *packs_[pack_of_[static_cast<size_t>(table)]]; }
   /// Of rows [first, first + count) those that rank 0 gets from this one, by this rank's numbers: (n) int64, ascending.
   at::Tensor rows_sent(int64_t table, int64_t first, int64_t count, RowSet which) const;
-  /// On rank 0 the rows of all ranks, one after another: of rank r `counts[r]` rows of `widths[r]` numbers.
-  std::vector<at::Tensor> gather(const at::Tensor& own, const std::vector<int64_t>& counts,
-                                 const std::vector<int64_t>& widths, at::ScalarType dtype) const;
+  /// On rank 0, of each rank, `own`; zeros on the others.
+  std::vector<int64_t> counts_of_ranks(int64_t own) const;
+  /// On rank 0 the rows that the ranks have of `own` (n, ...), one rank after another, counts_of_ranks(n) in number;
+  /// undefined on the others.
+  at::Tensor to_rank_zero(const at::Tensor& own, const std::vector<int64_t>& counts) const;
+  /// Of rank 0's tensor (n, ...), or none, how many rows it has; those of the others do not count.
+  int64_t rows_of_rank_zero(const at::Tensor& own) const;
+  /// The inverse of to_rank_zero: rank 0's tensor, which is of this shape and type, on every rank.
+  at::Tensor from_rank_zero(const at::Tensor& own, at::IntArrayRef shape, at::ScalarType dtype) const;
   /// The widths of the ranks' parts of rows that have `width` numbers.
   std::vector<int64_t> widths_of(int64_t table, int64_t width) const;
-  /// The parts of the ranks as whole rows, in the order of `order` (n) int64 where ranks hold different ones.
-  at::Tensor put_together(int64_t table, const std::vector<at::Tensor>& parts, const at::Tensor& order) const;
+  /// On rank 0 the ranks' parts `own` of rows as whole rows, of rank r `counts[r]` rows of `widths[r]` numbers, in the
+  /// order of `order` (n) int64 where ranks hold different ones; undefined on the others.
+  at::Tensor put_together(int64_t table, const at::Tensor& own, const std::vector<int64_t>& counts,
+                          const std::vector<int64_t>& widths, const at::Tensor& order) const;
   /// Of whole rows the columns that this rank holds.
   at::Tensor own_columns(int64_t table, const at::Tensor& rows) const;
-  /// On rank 0 the rows that the ranks have of `own` (n, ...), one rank after another; undefined on the others.
-  at::Tensor gather_rows(const at::Tensor& own) const;
-  KeyCounts gather_counts(const KeyCounts& own) const;
+  KeyCounts to_rank_zero(const KeyCounts& own) const;
+  KeyCounts from_rank_zero(const KeyCounts& own) const;
 
   PackSpec spec_;
   EmbeddingPlan plan_;

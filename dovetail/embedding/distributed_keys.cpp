@@ -16,25 +16,6 @@ KeyCounts select(const KeyCounts& counts, const at::Tensor& places) {
           counts.last_step.index_select(0, places)};
 }
 
-/// Rank 0's tensor on every rank; the others have one of its type and as many columns (0: of one dimension).
-at::Tensor broadcast(Group& group, at::Tensor own, int64_t columns, at::ScalarType dtype) {
-  at::Tensor rows = at::zeros({1}, at::kLong);
-  if (group.rank() == 0) rows.fill_(own.size(0));
-  group.broadcast(rows, 0);
-  const int64_t n = rows.item<int64_t>();
-  if (group.rank() != 0) own = columns > 0 ? at::empty({n, columns}, dtype) : at::empty({n}, dtype);
-  own = own.contiguous();
-  if (own.numel() == 0) return own;
-  at::Tensor bytes = own.view(at::kByte);
-  group.broadcast(bytes, 0);
-  return own;
-}
-
-KeyCounts broadcast(Group& group, const KeyCounts& own) {
-  return {broadcast(group, own.keys, 0, at::kLong), broadcast(group, own.occurrences, 0, at::kLong),
-          broadcast(group, own.last_step, 0, at::kLong)};
-}
-
 /// Places of the keys that a rank holds of a table that is cut by rows.
 at::Tensor own_places(const at::Tensor& keys, int64_t rank, int64_t ranks) {
   std::vector<int64_t> places;
@@ -47,28 +28,14 @@ at::Tensor own_places(const at::Tensor& keys, int64_t rank, int64_t ranks) {
 
 }  // namespace
 
-at::Tensor DistributedTables::gather_rows(const at::Tensor& own) const {
-  const int64_t ranks = plan_.ranks, rank = group_->rank(), width = own.dim() == 2 ? own.size(1) : 1;
-  // Rank r tells rank 0 how many it has.
-  Splits one{std::vector<int64_t>(static_cast<size_t>(ranks), 0), std::vector<int64_t>(static_cast<size_t>(ranks), 0)};
-  one.send[0] = 1;
-  if (rank == 0) std::ranges::fill(one.receive, 1);
-  const at::Tensor counts = Exchange(group_, one).start(at::full({1}, own.size(0), at::kLong)).wait();
-  Splits splits{std::vector<int64_t>(static_cast<size_t>(ranks), 0), {}};
-  splits.send[0] = own.numel();
-  int64_t rows = 0;
-  for (int64_t r = 0; r < ranks; ++r) {
-    const int64_t of_rank = rank == 0 ? counts[r].item<int64_t>() : 0;
-    rows += of_rank;
-    splits.receive.push_back(of_rank * width);
-  }
-  const at::Tensor all = Exchange(group_, splits).start(own.contiguous().view(-1)).wait();
-  if (rank != 0) return {};
-  return own.dim() == 2 ? all.view({rows, width}) : all;
+KeyCounts DistributedTables::to_rank_zero(const KeyCounts& own) const {
+  const std::vector<int64_t> counts = counts_of_ranks(own.keys.numel());
+  return {to_rank_zero(own.keys, counts), to_rank_zero(own.occurrences, counts), to_rank_zero(own.last_step, counts)};
 }
 
-KeyCounts DistributedTables::gather_counts(const KeyCounts& own) const {
-  return {gather_rows(own.keys), gather_rows(own.occurrences), gather_rows(own.last_step)};
+KeyCounts DistributedTables::from_rank_zero(const KeyCounts& own) const {
+  const auto whole = [&](const at::Tensor& part) { return from_rank_zero(part, {rows_of_rank_zero(part)}, at::kLong); };
+  return {whole(own.keys), whole(own.occurrences), whole(own.last_step)};
 }
 
 KeyedRows DistributedTables::read_keys(int64_t table) const {
@@ -82,10 +49,11 @@ KeyedRows DistributedTables::read_keys(int64_t table) const {
   const bool replicated = plan_.tables[static_cast<size_t>(table)].sharding == Sharding::kReplicated;
   if (local >= 0 && (!replicated || group_->rank() == 0)) own = pack.hashed()->contents(local);
   if (plan_.ranks == 1) return own;
-  KeyedRows all{.known = gather_counts(own.known),
-                .weight = gather_rows(own.weight),
-                .state = gather_rows(own.state),
-                .candidates = gather_counts(own.candidates)};
+  const std::vector<int64_t> counts = counts_of_ranks(own.known.keys.numel());
+  KeyedRows all{.known = to_rank_zero(own.known),
+                .weight = to_rank_zero(own.weight, counts),
+                .state = to_rank_zero(own.state, counts),
+                .candidates = to_rank_zero(own.candidates)};
   if (group_->rank() != 0) return all;
   const at::Tensor order = ascending(all.known.keys);
   return {.known = select(all.known, order),
@@ -99,12 +67,15 @@ void DistributedTables::write_keys(int64_t table, const KeyedRows& contents) {
   const int64_t local = pack.local_table(table), dim = spec_.tables[static_cast<size_t>(table)].dim;
   KeyedRows all = contents;
   if (plan_.ranks > 1) {
+    const auto rows = [&](const at::Tensor& part, int64_t width, at::ScalarType dtype) {
+      return from_rank_zero(part, {rows_of_rank_zero(part), width}, dtype);
+    };
+    all.known = from_rank_zero(contents.known);
+    all.weight = rows(contents.weight, stored_width(spec_.row_dtype, dim), stored_type(spec_.row_dtype));
     const int64_t state = state_per_row(spec_.optimizer.kind, dim);
-    all.known = broadcast(*group_, contents.known);
-    all.weight = broadcast(*group_, contents.weight, stored_width(spec_.row_dtype, dim), stored_type(spec_.row_dtype));
-    all.state = state > 0 ? broadcast(*group_, contents.state, state, at::kFloat)
-                          : at::empty({all.known.keys.numel(), 0}, at::kFloat);
-    all.candidates = broadcast(*group_, contents.candidates);
+    all.state =
+        state > 0 ? rows(contents.state, state, at::kFloat) : at::empty({all.known.keys.numel(), 0}, at::kFloat);
+    all.candidates = from_rank_zero(contents.candidates);
   }
   if (local < 0) return;
   if (plan_.ranks > 1 && plan_.tables[static_cast<size_t>(table)].sharding == Sharding::kRowWise) {

@@ -32,31 +32,50 @@ std::vector<int64_t> DistributedTables::widths_of(int64_t table, int64_t width) 
   return widths;
 }
 
-std::vector<at::Tensor> DistributedTables::gather(const at::Tensor& own, const std::vector<int64_t>& counts,
-                                                  const std::vector<int64_t>& widths, at::ScalarType dtype) const {
-  if (plan_.ranks == 1) return {own};
-  Splits splits{std::vector<int64_t>(counts.size(), 0), std::vector<int64_t>(counts.size(), 0)};
-  const at::Tensor sent = own.defined() ? own.contiguous().view(-1) : at::empty({0}, dtype);
-  splits.send[0] = sent.numel();
-  if (group_->rank() == 0) std::ranges::transform(counts, widths, splits.receive.begin(), std::multiplies<>());
-  const at::Tensor all = Exchange(group_, splits).start(sent).wait();
-  if (group_->rank() != 0) return {};
-  std::vector<at::Tensor> parts = all.split_with_sizes(splits.receive);
-  for (size_t r = 0; r < parts.size(); ++r) parts[r] = parts[r].view({counts[r], widths[r]});
-  return parts;
+std::vector<int64_t> DistributedTables::counts_of_ranks(int64_t own) const {
+  std::vector<int64_t> send(static_cast<size_t>(plan_.ranks), 0);
+  send[0] = own;
+  return plan_.ranks == 1 ? send : exchange_sizes(*group_, send).receive;
 }
 
-at::Tensor DistributedTables::put_together(int64_t table, const std::vector<at::Tensor>& parts,
-                                           const at::Tensor& order) const {
-  if (parts.empty()) return {};
-  if (parts.size() == 1) return parts.front();
+at::Tensor DistributedTables::to_rank_zero(const at::Tensor& own, const std::vector<int64_t>& counts) const {
+  if (plan_.ranks == 1) return own;
+  Splits splits{std::vector<int64_t>(counts.size(), 0), counts};
+  splits.send[0] = own.size(0);
+  const at::Tensor all = Exchange(group_, splits).start(own.contiguous()).wait();
+  return group_->rank() == 0 ? all : at::Tensor();
+}
+
+int64_t DistributedTables::rows_of_rank_zero(const at::Tensor& own) const {
+  at::Tensor rows = at::full({1}, group_->rank() == 0 && own.defined() ? own.size(0) : 0, at::kLong);
+  group_->broadcast(rows, 0);
+  return rows.item<int64_t>();
+}
+
+at::Tensor DistributedTables::from_rank_zero(const at::Tensor& own, at::IntArrayRef shape, at::ScalarType dtype) const {
+  const bool any = std::ranges::all_of(shape, [](int64_t size) { return size > 0; });
+  at::Tensor all = group_->rank() == 0 && any ? own.contiguous() : at::empty(shape, dtype);
+  at::Tensor bytes = all.view(at::kByte);
+  if (any) group_->broadcast(bytes, 0);
+  return all;
+}
+
+at::Tensor DistributedTables::put_together(int64_t table, const at::Tensor& own, const std::vector<int64_t>& counts,
+                                           const std::vector<int64_t>& widths, const at::Tensor& order) const {
+  if (plan_.ranks == 1) return own;
+  std::vector<int64_t> sizes(counts.size());
+  std::ranges::transform(counts, widths, sizes.begin(), std::multiplies<>());
+  const at::Tensor all = to_rank_zero(own.contiguous().view(-1), sizes);
+  if (!all.defined()) return {};
   if (plan_.tables[static_cast<size_t>(table)].sharding != Sharding::kColumnWise) {
-    const at::Tensor rows = at::cat(parts);
+    const at::Tensor rows = all.view({-1, widths.front()});
     return order.defined() ? rows.index_select(0, order) : rows;
   }
-  std::vector<at::Tensor> columns;
-  for (size_t r = 0; r < parts.size(); ++r)
-    columns.push_back(parts[r].view({parts[r].size(0), -1, local_table(spec_, plan_, table, int64_t(r)).dim}));
+  std::vector<at::Tensor> columns = all.split_with_sizes(sizes);
+  for (size_t r = 0; r < columns.size(); ++r) {
+    const int64_t dim = local_table(spec_, plan_, table, static_cast<int64_t>(r)).dim;
+    columns[r] = columns[r].view({counts[r], widths[r] / dim, dim});
+  }
   return at::cat(columns, 2).flatten(1);
 }
 
@@ -66,24 +85,20 @@ TableRows DistributedTables::read_rows(int64_t table, int64_t first, int64_t cou
   const ShardedPack& pack = pack_of(table);
   const int64_t local = pack.local_table(table);
   const at::Tensor own = rows_sent(table, first, count, which);
-  std::vector<int64_t> sent(static_cast<size_t>(plan_.ranks), 0);
-  sent[0] = own.numel();
-  const std::vector<int64_t> counts = plan_.ranks == 1 ? sent : exchange_sizes(*group_, sent).receive;
+  const std::vector<int64_t> counts = counts_of_ranks(own.numel());
   const bool by_rows = plan_.ranks > 1 && sharding == Sharding::kRowWise;
   const at::Tensor numbers = by_rows ? own * plan_.ranks + group_->rank() : own;
-  const std::vector<at::Tensor> all_numbers =
-      gather(numbers, counts, std::vector<int64_t>(counts.size(), 1), at::kLong);
-  TableRows found;
+  TableRows found{.rows = to_rank_zero(numbers, counts), .contents = {}};
   at::Tensor order;
   if (group_->rank() == 0) {
-    found.rows = sharding == Sharding::kColumnWise ? all_numbers.front().view(-1) : at::cat(all_numbers).view(-1);
+    if (sharding == Sharding::kColumnWise) found.rows = found.rows.narrow(0, 0, counts.front());  // each rank has all
     if (by_rows) std::tie(found.rows, order) = found.rows.sort();
   }
   const TableContents contents = own.numel() > 0 ? pack.read(local, own) : TableContents();
   const auto whole = [&](const at::Tensor& part, int64_t width, at::ScalarType dtype) {
     const std::vector<int64_t> widths = widths_of(table, width);
     const at::Tensor mine = part.defined() ? part : at::empty({0, widths[static_cast<size_t>(group_->rank())]}, dtype);
-    return put_together(table, gather(mine, counts, widths, dtype), order);
+    return put_together(table, mine, counts, widths, order);
   };
   found.contents.weight = whole(contents.weight, stored_width(spec_.row_dtype, spec.dim), stored_type(spec_.row_dtype));
   const int64_t state = state_per_row(spec_.optimizer.kind, spec.dim);
@@ -106,21 +121,13 @@ at::Tensor DistributedTables::own_columns(int64_t table, const at::Tensor& rows)
 
 void DistributedTables::write_rows(int64_t table, const TableRows& given) {
   const TableSpec& spec = spec_.tables[static_cast<size_t>(table)];
-  at::Tensor count = at::full({1}, given.rows.defined() ? given.rows.numel() : 0, at::kLong);
-  group_->broadcast(count, 0);
-  const auto n = count.item<int64_t>();
+  const int64_t n = rows_of_rank_zero(given.rows);
   if (n == 0) return;
-  const auto from_rank_zero = [&](const at::Tensor& whole, int64_t width, at::ScalarType dtype) {
-    at::Tensor rows = group_->rank() == 0 && width > 0 ? whole.contiguous() : at::empty({n, width}, dtype);
-    at::Tensor bytes = rows.view(at::kByte);
-    if (width > 0) group_->broadcast(bytes, 0);
-    return rows;
-  };
-  at::Tensor rows = from_rank_zero(given.rows.defined() ? given.rows.view({n, 1}) : given.rows, 1, at::kLong).view(-1);
+  const at::Tensor rows = from_rank_zero(given.rows, {n}, at::kLong);
   const at::Tensor weight =
-      from_rank_zero(given.contents.weight, stored_width(spec_.row_dtype, spec.dim), stored_type(spec_.row_dtype));
+      from_rank_zero(given.contents.weight, {n, stored_width(spec_.row_dtype, spec.dim)}, stored_type(spec_.row_dtype));
   const at::Tensor state =
-      from_rank_zero(given.contents.state, state_per_row(spec_.optimizer.kind, spec.dim), at::kFloat);
+      from_rank_zero(given.contents.state, {n, state_per_row(spec_.optimizer.kind, spec.dim)}, at::kFloat);
   ShardedPack& pack = pack_of(table);
   const int64_t local = pack.local_table(table);
   if (local < 0) return;
@@ -143,10 +150,7 @@ int64_t DistributedTables::num_changed(int64_t table) const {
   // Ranks that hold columns or replicas of the same rows count them once.
   const bool counts =
       local >= 0 && (group_->rank() == 0 || sharding == Sharding::kRowWise || sharding == Sharding::kTableWise);
-  std::vector<int64_t> sent(static_cast<size_t>(plan_.ranks), 0);
-  sent[0] = counts ? pack.changed(local).count() : 0;
-  if (plan_.ranks == 1) return sent[0];
-  const std::vector<int64_t> counted = exchange_sizes(*group_, sent).receive;
+  const std::vector<int64_t> counted = counts_of_ranks(counts ? pack.changed(local).count() : 0);
   return std::accumulate(counted.begin(), counted.end(), int64_t{0});
 }
 

@@ -82,11 +82,10 @@ void choose_sharding(const PackSpec& spec, int64_t ranks, std::vector<PlannedTab
     const auto number = static_cast<int64_t>(t);
     const double share = 1 / static_cast<double>(ranks);
     const bool too_large =
-        ranks > 1 && tables.size() > 1 && !spec.tables[t].hashed &&
-        (tables[t].volume > share * volume || static_cast<double>(bytes_of(spec, number)) > share * bytes);
+        tables[t].volume > share * volume || static_cast<double>(bytes_of(spec, number)) > share * bytes;
+    const bool may_be_cut = ranks > 1 && !spec.tables[t].hashed;
     const Sharding cut = columns_can_be_cut(spec, number, ranks) ? Sharding::kColumnWise : Sharding::kRowWise;
-    tables[t].sharding =
-        too_large || (ranks > 1 && tables.size() == 1 && !spec.tables[t].hashed) ? cut : Sharding::kTableWise;
+    tables[t].sharding = may_be_cut && too_large ? cut : Sharding::kTableWise;
   }
 }
 

@@ -62,11 +62,9 @@ struct PlanOptions {
 ///    whole: the largest volume first to the rank with the least (LPT). Replicated is never chosen: its exchange is n /
 ///    2 times a whole table's, and every rank makes every update.
 /// 2. Packing. Tables that lie alike, all hashed or none, are one pack. All tables have one optimizer and dtype, and
-/// poolings and dimensions
-///    mix within a pack.
+///    poolings and dimensions mix within a pack.
 /// 3. Splitting. A pack whose volume exceeds the mean is split into parts of about the mean; while there are fewer
-/// packs
-///    than groups the largest that can be is halved.
+///    packs than groups the largest that can be is halved.
 /// 4. Grouping. The largest volume first to the group with the least.
 /// Throws UserError for column-wise tables of fewer than 4 columns a rank, hashed ones, under row-wise Adagrad, whose
 /// state is of the whole row, or in MXFP8, whose scales are of 32 elements.

@@ -87,8 +87,8 @@ void StreamedTensors::check() const try {
 
 void StreamedTensors::finish(CheckpointManifest& manifest) {
   if (failed()) std::rethrow_exception(failure_);
-  close();
-  close();
+  close();  // has the files of the last tables synced
+  close();  // and waits for them
   std::ranges::move(files_, std::back_inserter(manifest.files));
   manifest.rows_of = std::move(rows_of_);
 }

@@ -18,49 +18,62 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+/// Of each group its rows of y = x weight^T, plus its bias where there are any.
+void multiply(const at::Tensor& y, const at::Tensor& x, at::TensorList weight, at::TensorList bias,
+              const std::vector<int64_t>& count) {
+  const TraceSpan span("dovetail::grouped_linear");
+  const auto x_of = x.split_with_sizes(count), y_of = y.split_with_sizes(count);
+  std::vector<GemmCall> calls;
+  for (size_t e = 0; e < count.size(); ++e)
+    calls.push_back({y_of[e],
+                     x_of[e],
+                     weight[e],
+                     {.transpose_b = true, .bias = bias.empty() ? at::Tensor() : bias[e].contiguous()}});
+  gemm_group(calls);
+}
+
+/// Of each group the gradients, from dy (rows, out). `dx` may be undefined, `dweight` and `dbias` empty; without
+/// dweight there is no dbias.
+void multiply_backward(const at::Tensor& dx, at::TensorList dweight, at::TensorList dbias, const at::Tensor& dy,
+                       const at::Tensor& x, at::TensorList weight, const std::vector<int64_t>& count) {
+  const TraceSpan span("dovetail::grouped_linear_backward");
+  const auto x_of = x.split_with_sizes(count), dy_of = dy.contiguous().split_with_sizes(count);
+  const auto dx_of = dx.defined() ? dx.split_with_sizes(count) : variable_list();
+  std::vector<GemmCall> calls;
+  for (size_t e = 0; e < count.size(); ++e) {
+    if (dx.defined()) calls.push_back({dx_of[e], dy_of[e], weight[e]});
+    if (!dweight.empty())
+      calls.push_back(
+          {dweight[e], dy_of[e], x_of[e], {.transpose_a = true, .row_sums = dbias.empty() ? at::Tensor() : dbias[e]}});
+  }
+  gemm_group(calls);
+}
+
+/// The groups' parts of a stacked tensor; none of an undefined one.
+variable_list parts_of(const at::Tensor& stacked) { return stacked.defined() ? stacked.unbind() : variable_list(); }
+
 class GroupedLinearFunction : public torch::autograd::Function<GroupedLinearFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, const std::vector<int64_t>& count) {
-    const TraceSpan span("dovetail::grouped_linear");
     context->save_for_backward({x, weight});
     context->saved_data["count"] = count;
     context->saved_data["bias"] = bias.has_value();
     at::Tensor y = at::empty({x.size(0), weight.size(1)}, x.options());
-    const auto x_of = x.split_with_sizes(count), y_of = y.split_with_sizes(count);
-    std::vector<GemmCall> calls;
-    for (size_t e = 0; e < count.size(); ++e) {
-      const auto group = static_cast<int64_t>(e);
-      calls.push_back({y_of[e],
-                       x_of[e],
-                       weight[group],
-                       {.transpose_b = true, .bias = bias ? (*bias)[group].contiguous() : at::Tensor()}});
-    }
-    gemm_group(calls);
+    multiply(y, x, parts_of(weight), parts_of(bias.value_or(at::Tensor())), count);
     return y;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const TraceSpan span("dovetail::grouped_linear_backward");
     const auto saved = context->get_saved_variables();
-    const at::Tensor &x = saved[0], &weight = saved[1], dy = gradients[0].contiguous();
-    const auto count = context->saved_data["count"].toIntVector();
+    const at::Tensor &x = saved[0], &weight = saved[1];
     const bool bias = context->saved_data["bias"].toBool() && context->needs_input_grad(2);
     at::Tensor dx, dweight, dbias;
     if (context->needs_input_grad(0)) dx = at::empty(x.sizes(), x.options());
     if (context->needs_input_grad(1) || bias) dweight = at::empty(weight.sizes(), weight.options());
     if (bias) dbias = at::empty({weight.size(0), weight.size(1)}, weight.options());
-    const auto x_of = x.split_with_sizes(count), dy_of = dy.split_with_sizes(count);
-    const auto dx_of = dx.defined() ? dx.split_with_sizes(count) : variable_list();
-    std::vector<GemmCall> calls;
-    for (size_t e = 0; e < count.size(); ++e) {
-      const auto group = static_cast<int64_t>(e);
-      if (dx.defined()) calls.push_back({dx_of[e], dy_of[e], weight[group]});
-      if (dweight.defined())
-        calls.push_back(
-            {dweight[group], dy_of[e], x_of[e], {.transpose_a = true, .row_sums = bias ? dbias[group] : at::Tensor()}});
-    }
-    gemm_group(calls);
+    multiply_backward(dx, parts_of(dweight), parts_of(dbias), gradients[0], x, parts_of(weight),
+                      context->saved_data["count"].toIntVector());
     return {dx, dweight, dbias, at::Tensor()};
   }
 };
@@ -69,45 +82,24 @@ class GroupedLinearFunction : public torch::autograd::Function<GroupedLinearFunc
 class GroupedLinearsFunction : public torch::autograd::Function<GroupedLinearsFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, at::TensorList tensors, const std::vector<int64_t>& count) {
-    const TraceSpan span("dovetail::grouped_linear");
     context->save_for_backward(tensors.vec());
     context->saved_data["count"] = count;
-    const at::Tensor& x = tensors[0];
     const size_t groups = count.size();
-    const bool bias = tensors.size() > groups + 1;
-    at::Tensor y = at::empty({x.size(0), tensors[1].size(0)}, x.options());
-    const auto x_of = x.split_with_sizes(count), y_of = y.split_with_sizes(count);
-    std::vector<GemmCall> calls;
-    for (size_t e = 0; e < groups; ++e)
-      calls.push_back({y_of[e],
-                       x_of[e],
-                       tensors[1 + e],
-                       {.transpose_b = true, .bias = bias ? tensors[1 + groups + e].contiguous() : at::Tensor()}});
-    gemm_group(calls);
+    at::Tensor y = at::empty({tensors[0].size(0), tensors[1].size(0)}, tensors[0].options());
+    multiply(y, tensors[0], tensors.slice(1, groups), tensors.slice(1 + groups), count);
     return y;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const TraceSpan span("dovetail::grouped_linear_backward");
     const auto saved = context->get_saved_variables();
-    const at::Tensor &x = saved[0], dy = gradients[0].contiguous();
     const auto count = context->saved_data["count"].toIntVector();
     const size_t groups = count.size();
-    const bool bias = saved.size() > groups + 1;
     variable_list out(saved.size() + 1);  // and the counts'
-    if (context->needs_input_grad(0)) out[0] = at::empty(x.sizes(), x.options());
+    if (context->needs_input_grad(0)) out[0] = at::empty(saved[0].sizes(), saved[0].options());
     for (size_t i = 1; i < saved.size(); ++i) out[i] = at::empty(saved[i].sizes(), saved[i].options());
-    const auto x_of = x.split_with_sizes(count), dy_of = dy.split_with_sizes(count);
-    const auto dx_of = out[0].defined() ? out[0].split_with_sizes(count) : variable_list();
-    std::vector<GemmCall> calls;
-    for (size_t e = 0; e < groups; ++e) {
-      if (out[0].defined()) calls.push_back({dx_of[e], dy_of[e], saved[1 + e]});
-      calls.push_back({out[1 + e],
-                       dy_of[e],
-                       x_of[e],
-                       {.transpose_a = true, .row_sums = bias ? out[1 + groups + e] : at::Tensor()}});
-    }
-    gemm_group(calls);
+    multiply_backward(out[0], at::TensorList(out).slice(1, groups),
+                      at::TensorList(out).slice(1 + groups, saved.size() - 1 - groups), gradients[0], saved[0],
+                      at::TensorList(saved).slice(1, groups), count);
     return out;
   }
 };

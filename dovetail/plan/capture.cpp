@@ -134,7 +134,7 @@ class Recorder {
       const auto* alias = schema.arguments()[i].alias_info();
       const bool writes = alias != nullptr && alias->isWrite();
       made.arguments.push_back(convert(value, [&](const at::Tensor& tensor) {
-        const TensorUse use = use_of(tensor, name, layer);
+        TensorUse use = use_of(tensor, name, layer);
         if (use.storage >= 0) add_once(writes ? made.writes : made.reads, use.storage);
         return use;
       }));
@@ -271,7 +271,7 @@ CapturedStep record(const std::function<std::vector<at::Tensor>()>& step, const 
 
 bool same_value(const c10::IValue& a, const c10::IValue& b) {
   if (a.isTensor() && b.isTensor()) {  // wrapped numbers
-    const at::Tensor x = a.toTensor(), y = b.toTensor();
+    const at::Tensor &x = a.toTensor(), &y = b.toTensor();
     return x.defined() == y.defined() && (!x.defined() || (x.scalar_type() == y.scalar_type() && x.equal(y)));
   }
   if (a.isGenerator() || b.isGenerator()) return a.isGenerator() && b.isGenerator();

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 
+#include "dovetail/plan/actions.h"
 #include "dovetail/plan/captured_step.h"
 #include "dovetail/plan/step_graph.h"
 

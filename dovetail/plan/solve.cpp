@@ -6,6 +6,7 @@
 #include <array>
 #include <functional>
 #include <limits>
+#include <tuple>
 #include <utility>
 
 #include "dovetail/base/error.h"
@@ -29,6 +30,9 @@ int64_t least_workspace(const GraphNode& node) {
   for (const Algorithm& algorithm : node.algorithms) least = std::min(least, algorithm.workspace_bytes);
   return least;
 }
+
+/// One decision taken otherwise.
+using Change = std::function<void(Decisions&)>;
 
 class Search {
  public:
@@ -136,8 +140,6 @@ class Search {
   std::optional<Solution>& best() { return best_; }
 
  private:
-  using Change = std::function<void(Decisions&)>;
-
   static int64_t excess_of(const Schedule& schedule, int64_t budget_bytes) {
     int64_t out = 0;
     for (const int64_t bytes : schedule.settled_bytes) out += std::max<int64_t>(bytes - budget_bytes, 0);
@@ -149,6 +151,7 @@ class Search {
     std::vector<std::pair<Keep, int>> out;
     const GraphTensor& tensor = graph_.tensors[scheduler_.gaps()[gap].tensor];
     if (resident) out.emplace_back(Keep::kResident, 0);
+    if (tensor.bytes < allowed.least_bytes) return out;
     if (allowed.offload) out.emplace_back(Keep::kHost, 0);
     if (allowed.recompute && scheduler_.can_be_made_again(gap)) {
       out.emplace_back(Keep::kAgain, 0);
@@ -218,6 +221,7 @@ Floor floor_of(const Graph& graph, const SolveOptions& options) {
   for (size_t g = 0; g < scheduler.gaps().size(); ++g) {
     const Gap& gap = scheduler.gaps()[g];
     const GraphTensor& tensor = graph.tensors[gap.tensor];
+    if (tensor.bytes < options.least_bytes) continue;
     double stays = 1;
     if (options.compress && !resident_at_start(tensor.kind))
       for (const Codec& codec : graph.codecs)

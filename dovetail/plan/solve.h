@@ -11,6 +11,7 @@ namespace dovetail::plan {
 struct SolveOptions {
   bool offload = true, recompute = true, compress = true;
   bool algorithms = true;          ///< choose them; else each node takes its fastest
+  int64_t least_bytes = 0;         ///< tensors below this stay where they are
   double time_limit_s = 10;        ///< an answer that has been found by then is the answer
   std::optional<Decisions> start;  ///< tried as they are, beside what the search finds
 };

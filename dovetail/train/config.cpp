@@ -19,8 +19,6 @@
 namespace dovetail {
 namespace {
 
-constexpr double kManySteps = 1e12;
-
 void check_data_source(const DataConfig& data) {
   const int given = int{!data.text.empty()} + int{!data.file_list.empty()} + int{!data.mixture.empty()};
   if (given > 1) {

@@ -12,8 +12,6 @@
 namespace dovetail {
 namespace {
 
-constexpr double kManySteps = 1e12;
-
 /// Keys that the optimizer of the tables does not read.
 void check_optimizer(const EmbeddingSection& embedding) {
   const EmbeddingSection none;

@@ -36,8 +36,11 @@ double RecommenderTraining::time_steps(int64_t micro_batch) {
 
 TableSizes RecommenderTraining::choose_sizes(nlohmann::ordered_json& record) {
   const bool memory = config().embedding.memory_bytes == EmbeddingSection::kAuto;
+  const bool cuts =
+      config().embedding.groups == EmbeddingSection::kAuto || config().train.micro_batch == TrainSection::kAuto;
   const embedding::PackSpec& spec = lookups_->pack();
   std::vector<TableSizes> candidates = candidate_sizes(run_, std::ssize(spec.tables));
+  if (!memory && !cuts) return candidates.front();  // nothing is left open
   const double available =
       least_over_ranks(*group_, static_cast<double>(run_.available_bytes) / static_cast<double>(run_.local_ranks));
   const auto rows = static_cast<double>(most_table_bytes(spec, plan_for(candidates.front().groups)));

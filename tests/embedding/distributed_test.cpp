@@ -247,6 +247,21 @@ TEST(DistributedTables, AreReadAndWrittenWhole) {
   }
 }
 
+TEST(DistributedTables, WhereNothingChangedThereAreNoRows) {
+  for (const Sharding sharding : {kRow, kTable, kColumn, kReplicated}) {
+    const Layout layout{.sharding = sharding, .samples = {1, 1, 1}};
+    const PackSpec spec = spec_of(layout);
+    expect_all_succeed(3, [&](const std::shared_ptr<Group>& group) {
+      DistributedTables tables(spec, make_plan(spec, options_of(layout)), group, {}, {}, {}, Changes::kTracked);
+      const TableRows found = tables.read_rows(0, 0, 90, RowSet::kChanged);
+      if (group->rank() != 0) return;
+      EXPECT_EQ(found.rows.numel(), 0) << name(sharding);
+      EXPECT_EQ(found.contents.weight.sizes(), at::IntArrayRef({0, 24})) << name(sharding);
+      EXPECT_EQ(found.contents.state.sizes(), at::IntArrayRef({0, 48})) << name(sharding);
+    });
+  }
+}
+
 TEST(DistributedTables, SendsRowsInTheDtypeThatIsAsked) {
   const Layout layout{.sharding = kRow, .samples = {6, 6}};
   const PackSpec spec = spec_of(layout);

@@ -1,13 +1,11 @@
 #include "dovetail/io/checkpoint.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -21,7 +19,6 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -372,31 +369,15 @@ TEST(CheckpointChild, SavesUntilKilled) {
 TEST_F(Checkpoint, KilledAtAnyMomentLeavesOnlyWholeCheckpoints) {
   fs::create_directories(folder_);
   const int rounds = std::getenv("DOVETAIL_ALL") ? 100 : 10;
-  std::mt19937 random(11);
   int64_t newest = -1;
   int interrupted = 0;
-  for (int round = 0; round < rounds; ++round) {
-    int ends[2];
-    ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
-    const pid_t child = test::start_child("CheckpointChild.*", folder_, ends[1]);
-    ::close(ends[1]);
-    // Killed a random while after its first save, so that a slow start (a sanitizer) is never all that is killed.
-    char byte = 0;
-    ASSERT_EQ(::read(ends[0], &byte, 1), 1) << "the child ended before its first save";
-    std::this_thread::sleep_for(std::chrono::microseconds(random() % 30000));
-    ::kill(child, SIGKILL);
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    ::close(ends[0]);
-    ASSERT_TRUE(WIFSIGNALED(status)) << "the child failed by itself";
-
+  const auto check = [&](const std::vector<int64_t>& found) {
     interrupted += !hidden_names(folder_).empty();
-    const auto found = steps();
-    ASSERT_FALSE(found.empty());
     for (const int64_t step : found) expect_same(read_checkpoint(path_of(step)), snapshot_of(step));
-    EXPECT_GE(found.back(), newest) << "a checkpoint was lost";
     newest = found.back();
-  }
+  };
+  test::kill_at_random_moments("CheckpointChild.*", folder_, rounds, std::chrono::milliseconds(30), check);
+  if (HasFatalFailure()) return;
   std::printf("%d of %d kills met a save\n", interrupted, rounds);
   EXPECT_GT(interrupted, 0) << "no kill met a save: the test proved nothing";
   CheckpointFolder(folder_, {}).clean();

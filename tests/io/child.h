@@ -1,12 +1,22 @@
 #pragma once
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <spawn.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <csignal>
+#include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <random>
 #include <string>
+#include <thread>
 #include <vector>
+
+#include "dovetail/io/checkpoint.h"
 
 extern char** environ;
 
@@ -34,6 +44,35 @@ inline pid_t start_child(const std::string& filter, const std::filesystem::path&
       0);
   posix_spawn_file_actions_destroy(&actions);
   return pid;
+}
+
+/// Kills a child with the tests of `filter` a random while of less than `longest` after its first save into `folder`,
+/// so that a slow start (a sanitizer) is never all that is killed; `rounds` times. After each, `check` gets the steps
+/// of the checkpoints that are there, of which there must be some, and the newest no older than in the round before.
+inline void kill_at_random_moments(const std::string& filter, const std::filesystem::path& folder, int rounds,
+                                   std::chrono::microseconds longest,
+                                   const std::function<void(const std::vector<int64_t>&)>& check) {
+  std::mt19937 random(11);
+  int64_t newest = -1;
+  for (int round = 0; round < rounds; ++round) {
+    int ends[2];
+    ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+    const pid_t child = start_child(filter, folder, ends[1]);
+    ::close(ends[1]);
+    char byte = 0;
+    ASSERT_EQ(::read(ends[0], &byte, 1), 1) << "the child ended before its first save";
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % longest.count()));
+    ::kill(child, SIGKILL);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    ::close(ends[0]);
+    ASSERT_TRUE(WIFSIGNALED(status)) << "the child failed by itself";
+    const std::vector<int64_t> found = CheckpointFolder(folder, {}).steps();
+    ASSERT_FALSE(found.empty());
+    check(found);
+    EXPECT_GE(found.back(), newest) << "a checkpoint was lost";
+    newest = found.back();
+  }
 }
 
 }  // namespace dovetail::test

@@ -1,9 +1,7 @@
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -14,10 +12,8 @@
 #include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <set>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "dovetail/base/error.h"
@@ -241,27 +237,10 @@ TEST(DeltaChild, SavesUntilKilled) {
 TEST_F(DeltaCheckpoint, KilledAtAnyMomentLeavesOnlyWholeChains) {
   fs::create_directories(folder_);
   const int rounds = std::getenv("DOVETAIL_ALL") ? 100 : 8;
-  std::mt19937 random(11);
-  int64_t newest = -1;
-  for (int round = 0; round < rounds; ++round) {
-    int ends[2];
-    ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
-    const pid_t child = test::start_child("DeltaChild.*", folder_, ends[1]);
-    ::close(ends[1]);
-    char byte = 0;
-    ASSERT_EQ(::read(ends[0], &byte, 1), 1) << "the child ended before its first save";
-    std::this_thread::sleep_for(std::chrono::microseconds(random() % 60000));
-    ::kill(child, SIGKILL);
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    ::close(ends[0]);
-    ASSERT_TRUE(WIFSIGNALED(status)) << "the child failed by itself";
-    const auto found = steps();
-    ASSERT_FALSE(found.empty());
+  const auto check = [&](const std::vector<int64_t>& found) {
     for (const int64_t step : found) expect_step(read_checkpoint(path_of(step)), step);
-    EXPECT_GE(found.back(), newest) << "a checkpoint was lost";
-    newest = found.back();
-  }
+  };
+  test::kill_at_random_moments("DeltaChild.*", folder_, rounds, std::chrono::milliseconds(60), check);
 }
 
 }  // namespace

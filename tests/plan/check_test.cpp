@@ -208,7 +208,7 @@ TEST(CheckOracle, AgreesOnRandomPlansValidAndNot) {
     for (int change = draw(random, 0, 5); change > 0; --change) {
       const int t = draw(random, 0, static_cast<int>(graph.tensors.size()) - 1);
       const auto position = [&](int from) { return draw(random, from, static_cast<int>(plan.actions.size())); };
-      const auto insert = [&](int at, Action action) { plan.actions.insert(plan.actions.begin() + at, action); };
+      const auto insert = [&](int at, const Action& action) { plan.actions.insert(plan.actions.begin() + at, action); };
       const int at = position(0), later = position(at), last = position(later);
       switch (draw(random, 0, 4)) {
         case 0:  // out, and back

@@ -163,6 +163,28 @@ TEST_P(Knapsack, CutoffDividesWhatIsFoundFromWhatIsNot) {
 
 INSTANTIATE_TEST_SUITE_P(Seeds, Knapsack, testing::Range(0U, 6U));
 
+TEST(Milp, MixedColumnsAgainstEnumeration) {
+  constexpr int kColumns = 14;
+  const LinearProgram program = hard_program(kColumns, 3, 5);
+  double least = kInfinity;
+  for (uint64_t point = 0; point < uint64_t{1} << kColumns; ++point) {
+    double amiss = 0;
+    for (size_t r = 0; r < program.row_lower.size(); ++r) {
+      double sum = -program.row_lower[r];
+      for (size_t c = 0; c < kColumns; ++c)
+        if ((point >> c & 1) != 0) sum += program.value[static_cast<size_t>(program.row_start[r]) + c];
+      amiss += std::abs(sum);
+    }
+    least = std::min(least, amiss);
+  }
+  ASSERT_GT(least, 0);
+  const MilpResult result = solve_milp(program, kExact);
+  expect_solution(program, result);
+  EXPECT_EQ(result.status, MilpResult::kOptimal);
+  EXPECT_NEAR(result.objective, least, kMilpTolerance);
+  EXPECT_GT(result.nodes, 1) << "the relaxation has nothing amiss";
+}
+
 TEST(Milp, BoundsEqualitiesAndRepeatedEntries) {
   // The least x + y + z with x + 2 y = 5 (x named twice), y - z <= -0.5, x >= 2, all integers but z.
   LinearProgram program;
@@ -278,7 +300,6 @@ TEST(Milp, WhatWasSentBeforeASolverStopsIsTheResult) {
   const MilpResult found = solve_and_stop(program);
   EXPECT_EQ(found.status, MilpResult::kFeasible);
   expect_solution(program, found);
-  EXPECT_GT(found.nodes, 0);
   EXPECT_GE(found.bound, 0);
 
   LinearProgram exact = program;  // no solution is known, but a bound: of what half the columns cost
@@ -289,7 +310,6 @@ TEST(Milp, WhatWasSentBeforeASolverStopsIsTheResult) {
   const MilpResult none = solve_and_stop(exact);
   EXPECT_EQ(none.status, MilpResult::kNoSolution);
   EXPECT_TRUE(none.values.empty());
-  EXPECT_GT(none.nodes, 0);
   EXPECT_GT(none.bound, 0);
 }
 
