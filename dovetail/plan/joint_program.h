@@ -20,8 +20,9 @@ namespace dovetail::plan {
 ///
 /// Every row is a condition that the schedule of any decisions meets: memory at the start of each node, of each run
 /// again and around each codec; what is run again finds its inputs; the streams do not do two copies at once. So the
-/// program is a relaxation: point() of a schedule is feasible, and no schedule is faster than the least objective. It
-/// is not the scheduler itself, which may need longer for the same decisions.
+/// program is a relaxation: point() of a schedule is feasible, and no schedule is faster than the least objective.
+/// Random schedules bear that out, and do not prove it. It is not the scheduler itself, which may need longer for the
+/// same decisions.
 class JointProgram {
  public:
   /// Only schedules of at most `longest_s` count. `scheduler` must outlive this and be of `graph`.

@@ -109,7 +109,11 @@ TEST(Joint, TheProgramAloneFindsTheBestOfNearlyAllSmallSteps) {
   Random random(24);
   int cases = 0, optimal = 0;
   for (int round = 0; round < 200 && cases < 45; ++round) {
-    const Graph graph = tight_step(random, 3);
+    Graph graph = tight_step(random, 3);
+    if (round % 2 == 0) {  // only running again is of use
+      graph.bandwidth = {.to_host = 0.1, .to_device = 0.1};
+      for (Codec& codec : graph.codecs) codec.ratio = 1;
+    }
     const Scheduler scheduler(graph);
     if (scheduler.gaps().size() > 6) continue;
     const double best = best_of_all(graph);
