@@ -118,7 +118,7 @@ pid_t wait_for_solver(pid_t parent) {
 }
 
 std::filesystem::path script(const TemporaryFolder& folder, const std::string& body) {
-  const std::filesystem::path path = folder / "solver";
+  std::filesystem::path path = folder / "solver";
   std::ofstream(path) << "#!/bin/sh\n" << body << "\n";
   std::filesystem::permissions(path, std::filesystem::perms::owner_all);
   return path;
