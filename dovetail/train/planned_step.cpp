@@ -3,6 +3,7 @@
 #include <ATen/ops/empty_like.h>
 
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
@@ -102,6 +103,21 @@ struct PlannedStep::State {
   }
 };
 
+nlohmann::ordered_json to_json(const MemoryPlanReport& report) {
+  return {{"budget_bytes", report.budget_bytes},
+          {"keep_all_bytes", report.keep_all_bytes},
+          {"floor_bytes", report.floor_bytes},
+          {"arena_bytes", report.arena_bytes},
+          {"offloaded_bytes", report.offloaded_bytes},
+          {"again_bytes", report.again_bytes},
+          {"operations", report.nodes},
+          {"predicted_s", report.predicted_s},
+          {"keep_all_s", report.keep_all_s},
+          {"solve_s", report.solve_s},
+          {"to_slow_bytes_per_s", report.bandwidth.to_host},
+          {"to_fast_bytes_per_s", report.bandwidth.to_device}};
+}
+
 PlannedStep::PlannedStep(std::function<void(const at::Tensor& tokens)> work, plan::StepTensors tensors, Options options)
     : state_(std::make_unique<State>()) {
   plan::parse_budget(options.budget, 1 << 30);  // says now what is wrong with it
@@ -118,9 +134,13 @@ void PlannedStep::run(const at::Tensor& tokens) {
   ++s.steps;
   if (s.steps == 1) return s.work(s.tokens);
   if (s.steps <= 3) return s.record();
-  if (s.steps <= 3 + kProfiledSteps) return s.run_recorded();
-  if (!s.report) s.make_plan();
-  s.executor->run();
+  if (s.steps < 3 + kProfiledSteps) return s.run_recorded();
+  if (s.report) {
+    s.executor->run();
+    return;
+  }
+  s.run_recorded();
+  s.make_plan();
 }
 
 const std::optional<MemoryPlanReport>& PlannedStep::report() const { return state_->report; }
