@@ -10,6 +10,7 @@ namespace dovetail::plan {
 
 struct SolveOptions {
   bool offload = true, recompute = true, compress = true;
+  bool across_steps = true;        ///< what is offloaded may be parameters and state over the end of the step
   bool algorithms = true;          ///< choose them; else each node takes its fastest
   int64_t least_bytes = 0;         ///< tensors below this stay where they are
   double time_limit_s = 10;        ///< an answer that has been found by then is the answer
@@ -25,7 +26,7 @@ struct Solution {
 };
 
 /// The memory that no plan of these options gets below, and the node that needs it: what it reads and writes, its least
-/// workspace, and what may not leave.
+/// workspace, and what may not leave; or, with node -1, what may not be away when the step begins.
 struct Floor {
   int64_t bytes = 0;
   int node = -1;

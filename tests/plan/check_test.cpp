@@ -111,6 +111,12 @@ TEST_F(Check, AParameterMayStartAndEndOnTheHost) {
   EXPECT_EQ(to_json(plan_, graph_)["starts_on_host"], Json::parse(R"(["w"])"));
   EXPECT_EQ(parse_plan(Json::parse(to_json(plan_, graph_).dump()), graph_, "plan.json").starts_on_host, std::vector{w});
 
+  graph_.tensors[w].lossy_ok = true;
+  const auto codec = [&](Op op) { plan_.actions.push_back({.op = op, .tensor = w, .codec = 0}); };
+  plan_.actions.insert(plan_.actions.end() - 2, {.op = Op::kCompress, .tensor = w, .codec = 0});
+  for (const Op op : {Op::kFreeHost, Op::kDecompress, Op::kFreePacked, Op::kOffload}) codec(op);
+  rejects("w ends on the host as a lossy copy")();
+  plan_ = valid;
   plan_.actions.pop_back();  // it may still be on the device when it ends
   EXPECT_EQ(check(graph_, plan_).memory.back().bytes, 20);
   plan_.actions.pop_back();
@@ -278,7 +284,7 @@ void some_start_on_host(Random& random, const Graph& graph, Plan& plan) {
              std::count(graph.nodes[action.node].mutates.begin(), graph.nodes[action.node].mutates.end(), t) > 0;
     };
     const auto insert = [&](auto position, Op op) {
-      if (draw(random, 0, 30) > 0) plan.actions.insert(position, {.op = op, .tensor = t});
+      if (draw(random, 0, 50) > 0) plan.actions.insert(position, {.op = op, .tensor = t});
     };
     const auto first = [&] { return std::find_if(plan.actions.begin(), plan.actions.end(), uses); };
     const auto writer = [&] { return std::find_if(plan.actions.begin(), plan.actions.end(), writes); };
