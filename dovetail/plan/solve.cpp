@@ -286,9 +286,14 @@ Solution solve(const Graph& graph, const SolveOptions& options) {
                                    : fmt::format("which node {} needs", graph.nodes[floor.node].name)),
         "raise the budget, lower the batch, or allow more techniques");
   Search search(graph, options);
+  SolveOptions within_step = options;
+  within_step.across_steps = false;
   if (options.start) search.improve(*options.start);
   search.improve(search.all_resident());
-  for (const Keep keep : {Keep::kHost, Keep::kAgain, Keep::kAgainEarly, Keep::kPacked}) search.ascend(keep, options);
+  for (const Keep keep : {Keep::kHost, Keep::kAgain, Keep::kAgainEarly, Keep::kPacked}) {
+    search.ascend(keep, within_step);
+    if (options.offload && options.across_steps) search.ascend(keep, options);
+  }
   // A smaller budget than the one asked for leaves room for copies under way.
   constexpr int kBudgets = 6;
   std::vector<SolveOptions> techniques = {options};
@@ -298,6 +303,7 @@ Solution solve(const Graph& graph, const SolveOptions& options) {
     techniques.push_back(options);
     techniques.back().offload = false;
   }
+  if (options.offload && options.across_steps) techniques.push_back(within_step);
   for (int i = 0; i < kBudgets && search.in_time(); ++i) {
     if (search.best() && search.best()->decisions.gaps == search.all_resident().gaps && i == 0 &&
         search.best()->decisions.algorithms == search.all_resident().algorithms)

@@ -36,8 +36,9 @@ Floor floor_of(const Graph& graph, const SolveOptions& options);
 /// A plan within `graph.budget_bytes`, found greedily: while memory exceeds the budget somewhere, the change that costs
 /// the least time for each byte over the budget that it removes; then every change is taken back, or exchanged for
 /// another, that makes the step faster. It is begun anew for several budgets up to the one asked for and for each
-/// technique alone, and the fastest plan is kept. Throws UserError below the floor, naming the node, and where the
-/// search finds no plan.
+/// technique alone, with and without what starts on the host, and the fastest plan is kept; nothing starts on the host
+/// that makes no plan faster there. Throws UserError below the floor, naming the node, and where the search finds no
+/// plan.
 Solution solve(const Graph& graph, const SolveOptions& options);
 
 /// The plan that changes of single decisions, and of pairs, lead to from these, each making the step faster; from
