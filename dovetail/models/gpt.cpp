@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/operation.h"
 #include "dovetail/models/block.h"
 #include "dovetail/ops/functions.h"
 
@@ -24,9 +25,12 @@ void check_tokens(const at::Tensor& tokens, const char* shape) {
 /// Only on the CPU: elsewhere the answer would cost a synchronisation in every step.
 void check_ids(const at::Tensor& tokens, int64_t vocab_size) {
   if (!tokens.is_cpu() || tokens.numel() == 0) return;
-  const auto lowest = tokens.min().item<int64_t>(), highest = tokens.max().item<int64_t>();
-  user_check(lowest >= 0 && highest < vocab_size, "gpt: token {} is not one of the model's {}",
-             lowest < 0 ? lowest : highest, vocab_size);
+  operation("dovetail::check_ids", {.reads = {tokens}}, [vocab_size](const Operands& of) {
+    const auto lowest = of.reads[0].min().item<int64_t>(), highest = of.reads[0].max().item<int64_t>();
+    user_check(lowest >= 0 && highest < vocab_size, "gpt: token {} is not one of the model's {}",
+               lowest < 0 ? lowest : highest, vocab_size);
+    return std::vector<at::Tensor>();
+  });
 }
 
 }  // namespace
@@ -143,14 +147,21 @@ LossSum GPT::loss(const at::Tensor& tokens, const moe::Pass& pass) {
   const auto length = tokens.size(1) - 1;
   const auto targets = tokens.narrow(1, 1, length);
   const auto padding = tokens == kPaddingToken;
-  // On the meta device nothing can be counted: every target is taken to be one.
-  const int64_t padded = tokens.is_meta() ? 0 : padding.narrow(1, 1, length).sum().item<int64_t>();
   const auto inputs = tokens.narrow(1, 0, length).masked_fill(padding.narrow(1, 0, length), 0);
   const auto [x_btc, router_loss] = run_blocks(inputs, nullptr, pass);
   const auto sum = dovetail::linear_cross_entropy(x_btc.reshape({-1, state_->config.width}), state_->head_weight(),
                                                   targets.reshape({-1}).to(x_btc.device()));
-  const int64_t weight = targets.numel() - padded;
+  const int64_t weight = count_targets(tokens);
   return {sum, weight, router_loss.defined() ? router_loss * weight : router_loss};
+}
+
+int64_t count_targets(const at::Tensor& tokens) {
+  check_tokens(tokens, "(batch, tokens + 1)");
+  const at::Tensor targets = tokens.narrow(1, 1, tokens.size(1) - 1);
+  // On the meta device nothing can be counted: every target is taken to be one.
+  if (tokens.is_meta()) return targets.numel();
+  const c10::impl::ExcludeDispatchKeyGuard not_recorded(c10::DispatchKey::Fake);
+  return targets.ne(kPaddingToken).sum().item<int64_t>();
 }
 
 at::Tensor GPT::logits(const at::Tensor& tokens) { return head_logits(features(tokens)); }

@@ -46,6 +46,8 @@ class GPT : public torch::nn::Module {
   /// tokens (B, T + 1) int64: predicts tokens[:, 1:] from tokens[:, :-1]. -100 is padding: as a target it is left out
   /// of sum and weight, as an input it reads as token 0. The weight is counted on the tokens' device: tokens on the CPU
   /// cost a GPU no synchronisation.
+  ///
+  /// In a recorded step (base/operation.h) the weight is that of the recorded tokens: count it with `count_targets`.
   LossSum loss(const at::Tensor& tokens, const moe::Pass& pass = {});
 
   /// (B, T) int64 -> logits (B, T, V) float32 (float64 under float64).
@@ -78,6 +80,9 @@ class GPT : public torch::nn::Module {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// Those of tokens[:, 1:] that are not padding; tokens (B, T + 1) int64.
+int64_t count_targets(const at::Tensor& tokens);
 
 /// Fills every parameter as a function of (seed, its name, element index): the same for any thread or rank count, dtype
 /// and device. Normal with config.init_std; projections into the residual stream scaled by 1 / sqrt(2 layers) (Radford

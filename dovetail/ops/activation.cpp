@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/activation_simd.h"
 #include "dovetail/ops/composed.h"
@@ -47,6 +48,15 @@ ActivationProblem problem(Activation activation, const at::Tensor& x) {
   return {.activation = activation, .storage = storage_of(x), .rows = rows, .width = width, .x = x.const_data_ptr()};
 }
 
+/// x contiguous.
+at::Tensor output(Activation activation, const at::Tensor& x) {
+  const TraceSpan span("dovetail::activation");
+  at::Tensor y = at::empty(output_sizes(activation, x), x.options());
+  const auto kernel = x.is_cuda() ? cuda_kernels()->activation_forward : &activation_forward;
+  kernel(problem(activation, x), y.mutable_data_ptr());
+  return y;
+}
+
 /// x and dy contiguous.
 at::Tensor gradient(Activation activation, const at::Tensor& x, const at::Tensor& dy) {
   const TraceSpan span("dovetail::activation");
@@ -59,21 +69,21 @@ at::Tensor gradient(Activation activation, const at::Tensor& x, const at::Tensor
 class ActivationFunction : public torch::autograd::Function<ActivationFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x_in, int64_t number) {
-    const TraceSpan span("dovetail::activation");
-    const auto activation = static_cast<Activation>(number);
     const at::Tensor x = x_in.contiguous();
-    at::Tensor y = at::empty(output_sizes(activation, x), x.options());
-    const auto kernel = x.is_cuda() ? cuda_kernels()->activation_forward : &activation_forward;
-    kernel(problem(activation, x), y.mutable_data_ptr());
     context->save_for_backward({x});
     context->saved_data["activation"] = number;
-    return y;
+    return operation("dovetail::activation", {.reads = {x}}, [number](const Operands& of) {
+      return std::vector{output(static_cast<Activation>(number), of.reads[0])};
+    })[0];
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
     const auto activation = static_cast<Activation>(context->saved_data["activation"].toInt());
-    return {gradient(activation, context->get_saved_variables()[0], gradients[0].contiguous()), at::Tensor()};
+    const at::Tensor dx = operation(
+        "dovetail::activation_gradient", {.reads = {context->get_saved_variables()[0], gradients[0].contiguous()}},
+        [activation](const Operands& of) { return std::vector{gradient(activation, of.reads[0], of.reads[1])}; })[0];
+    return {dx, at::Tensor()};
   }
 };
 

@@ -129,27 +129,33 @@ void adamw_step(const std::vector<AdamWTensor>& tensors, const AdamWOptions& opt
   step_by_kernel(for_kernel, options);
 }
 
-double sum_of_squares(const std::vector<at::Tensor>& tensors) {
+at::Tensor squares_of_pieces(const std::vector<at::Tensor>& tensors) {
   const TraceSpan span("dovetail::sum_of_squares");
-  std::vector<at::Tensor> for_kernel;
-  double sum = 0;
-  for (const at::Tensor& t : tensors) {
-    if (use_kernel(Kernel::kAdamW, t)) {
-      for_kernel.push_back(t.detach().contiguous());
-    } else {
-      sum += t.detach().to(at::kDouble).square().sum().item<double>();
-    }
-  }
-  const std::vector<Piece> pieces = cut(for_kernel);
-  std::vector<double> sums(pieces.size());
+  std::vector<at::Tensor> contiguous;
+  for (const at::Tensor& t : tensors) contiguous.push_back(t.detach().contiguous());
+  const std::vector<Piece> pieces = cut(contiguous);
+  at::Tensor sums = at::empty({static_cast<int64_t>(pieces.size())}, at::kDouble);
+  auto* sum = sums.mutable_data_ptr<double>();
   parallel_pieces(static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const Piece& piece = pieces[static_cast<size_t>(i)];
-      const at::Tensor& t = for_kernel[piece.tensor];
-      sums[static_cast<size_t>(i)] = sum_of_squares_span(element(t, piece.begin), storage_of(t), piece.count);
+      const at::Tensor& t = contiguous[piece.tensor];
+      if (use_kernel(Kernel::kAdamW, t))
+        sum[i] = sum_of_squares_span(element(t, piece.begin), storage_of(t), piece.count);
     }
   });
-  return std::accumulate(sums.begin(), sums.end(), sum);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const at::Tensor& t = contiguous[pieces[i].tensor];
+    if (!use_kernel(Kernel::kAdamW, t))
+      sum[i] = t.flatten().narrow(0, pieces[i].begin, pieces[i].count).to(at::kDouble).square().sum().item<double>();
+  }
+  return sums;
+}
+
+double sum_of_squares(const std::vector<at::Tensor>& tensors) {
+  const at::Tensor sums = squares_of_pieces(tensors);
+  const auto* sum = sums.const_data_ptr<double>();
+  return std::accumulate(sum, sum + sums.numel(), 0.0);
 }
 
 }  // namespace dovetail

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/attention_simd.h"
 #include "dovetail/ops/composed.h"
@@ -105,8 +106,9 @@ Heads split_heads(const at::Tensor& qkv, int64_t heads, int64_t kv_heads) {
   return {parts[0], parts[1], parts[2]};
 }
 
-/// Returns the output and the log-sum-exp of each row of scores, which backward needs.
-std::pair<at::Tensor, at::Tensor> forward_heads(const Heads& x, AttentionOptions options) {
+/// The output, and the log-sum-exp of each row of scores, which backward needs.
+std::vector<at::Tensor> forward_heads(const Heads& x, AttentionOptions options) {
+  const TraceSpan span("dovetail::attention");
   const auto table = rotary_table(x.k.size(1), options);
   const at::Tensor out = at::empty(x.q.sizes(), x.q.options());
   const at::Tensor logsumexp = at::empty({x.q.size(0), x.q.size(2), x.q.size(1)}, x.q.options().dtype(at::kFloat));
@@ -117,6 +119,7 @@ std::pair<at::Tensor, at::Tensor> forward_heads(const Heads& x, AttentionOptions
 
 void backward_heads(const Heads& x, const at::Tensor& out, const at::Tensor& logsumexp, const at::Tensor& gradient,
                     const Heads& dx, AttentionOptions options) {
+  const TraceSpan span("dovetail::attention");
   const auto table = rotary_table(x.k.size(1), options);
   const at::Tensor dout = rows_contiguous(gradient);
   attention_backward(shape_of(x.q, x.k, *table), view(x.q), view(x.k), view(x.v),
@@ -140,23 +143,28 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, AttentionOptions options) {
-    const TraceSpan span("dovetail::attention");
     const Heads x = {rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)};
-    const auto [out, logsumexp] = forward_heads(x, options);
-    context->save_for_backward({x.q, x.k, x.v, out, logsumexp});
+    const auto made = operation("dovetail::attention", {.reads = {x.q, x.k, x.v}}, [options](const Operands& of) {
+      return forward_heads({of.reads[0], of.reads[1], of.reads[2]}, options);
+    });
+    context->save_for_backward({x.q, x.k, x.v, made[0], made[1]});
     save_options(context, options);
-    return out;
+    return made[0];
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
-    const TraceSpan span("dovetail::attention");
-    const auto saved = context->get_saved_variables();
-    const Heads x = {saved[0], saved[1], saved[2]};
-    const Heads dx = {at::empty(x.q.sizes(), x.q.options()), at::empty(x.k.sizes(), x.k.options()),
-                      at::empty(x.v.sizes(), x.v.options())};
-    backward_heads(x, saved[3], saved[4], gradients[0], dx, saved_options(context));
-    return {dx.q, dx.k, dx.v, at::Tensor()};
+    Operands of{.reads = context->get_saved_variables()};
+    of.reads.push_back(gradients[0]);
+    const auto made = operation(
+        "dovetail::attention_gradient", std::move(of), [options = saved_options(context)](const Operands& saved) {
+          const Heads x = {saved.reads[0], saved.reads[1], saved.reads[2]};
+          const Heads dx = {at::empty(x.q.sizes(), x.q.options()), at::empty(x.k.sizes(), x.k.options()),
+                            at::empty(x.v.sizes(), x.v.options())};
+          backward_heads(x, saved.reads[3], saved.reads[4], saved.reads[5], dx, options);
+          return std::vector{dx.q, dx.k, dx.v};
+        });
+    return {made[0], made[1], made[2], at::Tensor()};
   }
 };
 
@@ -164,26 +172,31 @@ class JoinedAttentionFunction : public torch::autograd::Function<JoinedAttention
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& qkv_in, int64_t heads,
                             int64_t kv_heads, AttentionOptions options) {
-    const TraceSpan span("dovetail::attention");
     const at::Tensor qkv = qkv_in.contiguous();
-    const auto [out, logsumexp] = forward_heads(split_heads(qkv, heads, kv_heads), options);
-    context->save_for_backward({qkv, out, logsumexp});
+    const auto made = operation("dovetail::attention", {.reads = {qkv}}, [=](const Operands& of) {
+      return forward_heads(split_heads(of.reads[0], heads, kv_heads), options);
+    });
+    context->save_for_backward({qkv, made[0], made[1]});
     context->saved_data["heads"] = heads;
     context->saved_data["kv_heads"] = kv_heads;
     save_options(context, options);
-    return out;
+    return made[0];
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
-    const TraceSpan span("dovetail::attention");
-    const auto saved = context->get_saved_variables();
     const int64_t heads = context->saved_data["heads"].toInt(), kv_heads = context->saved_data["kv_heads"].toInt();
-    const at::Tensor& qkv = saved[0];
-    const at::Tensor dqkv = at::empty(qkv.sizes(), qkv.options());
-    backward_heads(split_heads(qkv, heads, kv_heads), saved[1], saved[2], gradients[0],
-                   split_heads(dqkv, heads, kv_heads), saved_options(context));
-    return {dqkv, at::Tensor(), at::Tensor(), at::Tensor()};
+    Operands of{.reads = context->get_saved_variables()};
+    of.reads.push_back(gradients[0]);
+    const auto made = operation("dovetail::attention_gradient", std::move(of),
+                                [heads, kv_heads, options = saved_options(context)](const Operands& saved) {
+                                  const at::Tensor& qkv = saved.reads[0];
+                                  const at::Tensor dqkv = at::empty(qkv.sizes(), qkv.options());
+                                  backward_heads(split_heads(qkv, heads, kv_heads), saved.reads[1], saved.reads[2],
+                                                 saved.reads[3], split_heads(dqkv, heads, kv_heads), options);
+                                  return std::vector{dqkv};
+                                });
+    return {made[0], at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/composed.h"
 #include "dovetail/ops/cross_entropy_simd.h"
@@ -54,12 +55,23 @@ at::Tensor losses_of(at::Tensor& logits, const at::Tensor& targets, bool gradien
   return losses;
 }
 
+/// Only on the CPU: elsewhere it would cost a synchronisation. Contiguous.
+void check_range(const at::Tensor& targets, int64_t vocab) {
+  if (!targets.is_cpu()) return;
+  const int64_t* target = targets.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < targets.numel(); ++i)
+    user_check(target[i] == kIgnoredTarget || (target[i] >= 0 && target[i] < vocab),
+               "linear_cross_entropy: target {} of token {} is outside of the vocabulary of {} (and not {}, left out)",
+               target[i], i, vocab, kIgnoredTarget);
+}
+
 struct LossAndGradients {
   at::Tensor loss, dx, dweight;
 };
 
 LossAndGradients run(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets, bool need_dx,
                      bool need_dweight) {
+  check_range(targets, weight.size(0));
   const int64_t rows = x.size(0), vocab = weight.size(0);
   const auto loss_options = x.options().dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
   LossAndGradients result;
@@ -90,10 +102,15 @@ class LinearCrossEntropyFunction : public torch::autograd::Function<LinearCrossE
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const at::Tensor& targets) {
-    const LossAndGradients result = run(x, weight, targets, x.requires_grad(), weight.requires_grad());
-    context->saved_data["gradients"] = std::vector<at::Tensor>{
-        result.dx.defined() ? result.dx : at::empty({0}), result.dweight.defined() ? result.dweight : at::empty({0})};
-    return result.loss;
+    const bool need_dx = x.requires_grad(), need_dweight = weight.requires_grad();
+    const auto made = operation(
+        "dovetail::linear_cross_entropy", {.reads = {x, weight, targets}}, [need_dx, need_dweight](const Operands& of) {
+          const LossAndGradients result = run(of.reads[0], of.reads[1], of.reads[2], need_dx, need_dweight);
+          return std::vector{result.loss, result.dx, result.dweight};
+        });
+    context->saved_data["gradients"] = std::vector<at::Tensor>{made[1].defined() ? made[1] : at::empty({0}),
+                                                               made[2].defined() ? made[2] : at::empty({0})};
+    return made[0];
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -103,14 +120,16 @@ class LinearCrossEntropyFunction : public torch::autograd::Function<LinearCrossE
     // Handed over rather than shared: autograd then keeps them as .grad without a copy.
     std::vector<at::Tensor> stored = context->saved_data["gradients"].toTensorVector();
     context->saved_data.erase("gradients");
-    const at::Tensor scale = gradients[0];
-    const bool is_one = scale.is_cpu() && scale.item<double>() == 1.0;
+    operation("dovetail::scale", {.reads = {gradients[0]}, .changes = stored}, [](const Operands& of) {
+      const at::Tensor& scale = of.reads[0];
+      const bool is_one = scale.is_cpu() && scale.item<double>() == 1.0;
+      for (const at::Tensor& gradient : of.changes)
+        if (!is_one) gradient.mul_(scale);
+      return std::vector<at::Tensor>();
+    });
     torch::autograd::variable_list result(3);
-    for (size_t i = 0; i < 2; ++i) {
-      if (!context->needs_input_grad(i)) continue;
-      result[i] = is_one ? std::move(stored[i]) : stored[i].mul_(scale);
-      stored[i].reset();
-    }
+    for (size_t i = 0; i < 2; ++i)
+      if (context->needs_input_grad(i)) result[i] = std::move(stored[i]);
     return result;
   }
 };
@@ -127,13 +146,6 @@ void check_linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, c
                  targets.device() == x.device(),
              "linear_cross_entropy: targets must be int64 [{}] on the device of x, but are {}", x.size(0),
              describe(targets));
-  if (!targets.is_cpu()) return;
-  const at::Tensor contiguous = targets.contiguous();
-  const int64_t* target = contiguous.const_data_ptr<int64_t>();
-  for (int64_t i = 0; i < contiguous.numel(); ++i)
-    user_check(target[i] == kIgnoredTarget || (target[i] >= 0 && target[i] < weight.size(0)),
-               "linear_cross_entropy: target {} of token {} is outside of the vocabulary of {} (and not {}, left out)",
-               target[i], i, weight.size(0), kIgnoredTarget);
 }
 
 }  // namespace
@@ -141,8 +153,11 @@ void check_linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, c
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets) {
   check_linear_cross_entropy(x, weight, targets);
   if (x.is_meta()) return at::empty({}, x.options().dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat));
-  if (x.is_cpu() && !kernel_enabled(Kernel::kCrossEntropy)) return composed::linear_cross_entropy(x, weight, targets);
   const at::Tensor contiguous = targets.contiguous();
+  if (x.is_cpu() && !kernel_enabled(Kernel::kCrossEntropy)) {
+    check_range(contiguous, weight.size(0));
+    return composed::linear_cross_entropy(x, weight, contiguous);
+  }
   if (at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad()))
     return LinearCrossEntropyFunction::apply(x, weight, contiguous);
   return run(x, weight, contiguous, false, false).loss;

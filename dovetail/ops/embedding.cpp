@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/operation.h"
 #include "dovetail/base/parallel.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/dispatch.h"
@@ -68,41 +69,54 @@ void check_range(const at::Tensor& ids, int64_t vocab) {
              *least < 0 ? *least : *most, vocab);
 }
 
+/// weight, ids, both contiguous -> rows.
+at::Tensor look_up(const at::Tensor& weight, const at::Tensor& ids) {
+  const TraceSpan span("dovetail::embedding");
+  check_range(ids, weight.size(0));
+  auto sizes = ids.sizes().vec();
+  sizes.push_back(weight.size(1));
+  const at::Tensor y = at::empty(sizes, weight.options());
+  const size_t bytes = static_cast<size_t>(weight.size(1)) * weight.element_size();
+  const int64_t* id = ids.const_data_ptr<int64_t>();
+  const char* from = static_cast<const char*>(weight.const_data_ptr());
+  char* to = static_cast<char*>(y.mutable_data_ptr());
+  parallel_pieces(ids.numel(), 64, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t)
+      std::memcpy(to + static_cast<size_t>(t) * bytes, from + static_cast<size_t>(id[t]) * bytes, bytes);
+  });
+  return y;
+}
+
+/// dy contiguous.
+at::Tensor weight_gradient(const at::Tensor& ids, const at::Tensor& dy, int64_t vocab) {
+  const TraceSpan span("dovetail::embedding");
+  const at::Tensor dweight = at::empty({vocab, dy.size(-1)}, dy.options());
+  const PositionsOfIds groups = group_positions(ids, vocab);
+  if (dy.scalar_type() == at::kFloat) {
+    sum_rows<float>(groups, dy, dweight);
+  } else {
+    sum_rows<at::BFloat16>(groups, dy, dweight);
+  }
+  return dweight;
+}
+
 class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& weight_in,
                             const at::Tensor& ids_in) {
-    const TraceSpan span("dovetail::embedding");
     const at::Tensor weight = weight_in.contiguous(), ids = ids_in.contiguous();
-    check_range(ids, weight.size(0));
-    auto sizes = ids.sizes().vec();
-    sizes.push_back(weight.size(1));
-    const at::Tensor y = at::empty(sizes, weight.options());
-    const size_t bytes = static_cast<size_t>(weight.size(1)) * weight.element_size();
-    const int64_t* id = ids.const_data_ptr<int64_t>();
-    const char* from = static_cast<const char*>(weight.const_data_ptr());
-    char* to = static_cast<char*>(y.mutable_data_ptr());
-    parallel_pieces(ids.numel(), 64, [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t)
-        std::memcpy(to + static_cast<size_t>(t) * bytes, from + static_cast<size_t>(id[t]) * bytes, bytes);
-    });
     context->save_for_backward({ids});
     context->saved_data["vocab"] = weight.size(0);
-    return y;
+    return operation("dovetail::embedding", {.reads = {weight, ids}},
+                     [](const Operands& of) { return std::vector{look_up(of.reads[0], of.reads[1])}; })[0];
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
-    const TraceSpan span("dovetail::embedding");
-    const at::Tensor ids = context->get_saved_variables()[0], dy = gradients[0].contiguous();
     const int64_t vocab = context->saved_data["vocab"].toInt();
-    const at::Tensor dweight = at::empty({vocab, dy.size(-1)}, dy.options());
-    const PositionsOfIds groups = group_positions(ids, vocab);
-    if (dy.scalar_type() == at::kFloat) {
-      sum_rows<float>(groups, dy, dweight);
-    } else {
-      sum_rows<at::BFloat16>(groups, dy, dweight);
-    }
+    const at::Tensor dweight = operation(
+        "dovetail::embedding_gradient", {.reads = {context->get_saved_variables()[0], gradients[0].contiguous()}},
+        [vocab](const Operands& of) { return std::vector{weight_gradient(of.reads[0], of.reads[1], vocab)}; })[0];
     return {dweight, at::Tensor()};
   }
 };

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/ops/functions.h"
@@ -13,19 +14,35 @@ namespace dovetail {
 
 namespace {
 
+/// x, weight, bias -> y.
+std::vector<at::Tensor> product(const Operands& of) {
+  const at::Tensor &x = of.reads[0], &weight = of.reads[1], &bias = of.reads[2];
+  auto sizes = x.sizes().vec();
+  sizes.back() = weight.size(0);
+  at::Tensor y = at::empty(sizes, x.options());
+  at::Tensor rows = y.view({-1, weight.size(0)});
+  gemm_into(rows, x.reshape({-1, weight.size(1)}), weight,
+            {.transpose_b = true, .bias = bias.defined() ? bias.contiguous() : bias});
+  return {y};
+}
+
+/// dy (rows, out), x -> the gradients of weight and bias.
+std::vector<at::Tensor> weight_gradient(const Operands& of, bool wants_bias) {
+  const at::Tensor &dy = of.reads[0], x = of.reads[1].reshape({dy.size(0), -1});
+  at::Tensor dweight = at::empty({dy.size(1), x.size(1)}, dy.options());
+  // dy's columns are summed on their way into the product: the bias' gradient needs no pass of its own.
+  const at::Tensor dbias = wants_bias ? at::empty({dy.size(1)}, dy.options()) : at::Tensor();
+  gemm_into(dweight, dy, x, {.transpose_a = true, .row_sums = dbias});
+  return {dweight, dbias};
+}
+
 class LinearFunction : public torch::autograd::Function<LinearFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias) {  // an input that is a tensor must be defined
     context->save_for_backward({x, weight});
     context->saved_data["has_bias"] = bias.has_value();
-    auto sizes = x.sizes().vec();
-    sizes.back() = weight.size(0);
-    at::Tensor y = at::empty(sizes, x.options());
-    at::Tensor rows = y.view({-1, weight.size(0)});
-    gemm_into(rows, x.reshape({-1, weight.size(1)}), weight,
-              {.transpose_b = true, .bias = bias ? bias->contiguous() : at::Tensor()});
-    return y;
+    return operation("dovetail::linear", {.reads = {x, weight, bias.value_or(at::Tensor())}}, product)[0];
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -34,17 +51,21 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
     const at::Tensor &x = saved[0], &weight = saved[1];
     const at::Tensor dy = gradients[0].reshape({-1, weight.size(0)});
     at::Tensor dx, dweight, dbias;
-    if (context->needs_input_grad(0)) dx = gemm(dy, weight).view(x.sizes());
-    if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2))
-      dbias = at::empty({weight.size(0)}, dy.options());
+    if (context->needs_input_grad(0))
+      dx = operation("dovetail::gemm", {.reads = {dy, weight}},
+                     [](const Operands& of) { return std::vector{gemm(of.reads[0], of.reads[1])}; })[0]
+               .view(x.sizes());
+    const bool wants_bias = context->saved_data["has_bias"].toBool() && context->needs_input_grad(2);
     if (context->needs_input_grad(1)) {
-      // dy's columns are summed on their way into the product: the bias' gradient needs no pass of its own.
-      dweight = at::empty(weight.sizes(), dy.options());
-      gemm_into(dweight, dy, x.reshape({-1, weight.size(1)}), {.transpose_a = true, .row_sums = dbias});
-    } else if (dbias.defined()) {
+      const auto made = operation("dovetail::linear_gradient", {.reads = {dy, x}},
+                                  [wants_bias](const Operands& of) { return weight_gradient(of, wants_bias); });
+      dweight = made[0], dbias = made[1];
+    } else if (wants_bias) {
       // A product with ones: unlike at::sum_out its order of additions does not depend on the number of threads.
-      at::Tensor row = dbias.unsqueeze(0);
-      gemm_into(row, at::ones({1, dy.size(0)}, dy.options()), dy);
+      dbias = operation("dovetail::column_sums", {.reads = {dy}}, [](const Operands& of) {
+        const at::Tensor& x = of.reads[0];
+        return std::vector{gemm(at::ones({1, x.size(0)}, x.options()), x).squeeze(0)};
+      })[0];
     }
     return {dx, dweight, dbias};
   }

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/composed.h"
 #include "dovetail/ops/cuda_kernels.h"
@@ -45,6 +46,18 @@ NormProblem problem(const at::Tensor& x, const at::Tensor& weight, const at::Ten
 
 at::Tensor float_contiguous(const at::Tensor& x) { return x.defined() ? x.to(at::kFloat).contiguous() : x; }
 
+/// RMS norm where `centered` is false, layer norm otherwise. x (contiguous), weight, bias -> y, rstd, mean.
+std::vector<at::Tensor> normalize(const Operands& of, double eps, bool centered) {
+  const TraceSpan span("dovetail::norm");
+  const at::Tensor &x = of.reads[0], &weight = of.reads[1], &bias = of.reads[2];
+  const at::Tensor y = at::empty(x.sizes(), x.options());
+  const at::Tensor rstd = at::empty({x.numel() / x.size(-1)}, x.options().dtype(at::kFloat));
+  const at::Tensor mean = centered ? at::empty_like(rstd) : at::Tensor();
+  const auto kernel = x.is_cuda() ? cuda_kernels()->norm_forward : &norm_forward;
+  kernel(problem(x, float_contiguous(weight), float_contiguous(bias), mean, rstd, eps), y.mutable_data_ptr());
+  return {y, rstd, mean};
+}
+
 /// x and dy contiguous; of weight and, if it is defined, bias in their dtypes.
 RowOperation::Gradients norm_gradients(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                                        const at::Tensor& mean, const at::Tensor& rstd, const at::Tensor& dy) {
@@ -58,29 +71,30 @@ RowOperation::Gradients norm_gradients(const at::Tensor& x, const at::Tensor& we
   return {dx, {dweight.to(weight.scalar_type()), dbias.defined() ? dbias.to(bias.scalar_type()) : dbias}};
 }
 
-/// RMS norm when `centered` is false, layer norm otherwise.
 class NormFunction : public torch::autograd::Function<NormFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x_in, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias_in, double eps, bool centered) {
-    const TraceSpan span("dovetail::norm");
     const at::Tensor bias = bias_in.value_or(at::Tensor());  // an input that is a tensor must be defined
     const at::Tensor x = x_in.contiguous();
-    at::Tensor y = at::empty(x.sizes(), x.options());
-    const auto statistics = x.options().dtype(at::kFloat);
-    const at::Tensor rstd = at::empty({x.numel() / x.size(-1)}, statistics);
-    const at::Tensor mean = centered ? at::empty_like(rstd) : at::Tensor();
-    const auto kernel = x.is_cuda() ? cuda_kernels()->norm_forward : &norm_forward;
-    kernel(problem(x, float_contiguous(weight), float_contiguous(bias), mean, rstd, eps), y.mutable_data_ptr());
-    context->save_for_backward({x, weight, bias, mean, rstd});
-    return y;
+    const auto made = operation("dovetail::norm", {.reads = {x, weight, bias}},
+                                [eps, centered](const Operands& of) { return normalize(of, eps, centered); });
+    context->save_for_backward({x, weight, bias, made[2], made[1]});
+    return made[0];
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
     const auto saved = context->get_saved_variables();
-    const auto found = norm_gradients(saved[0], saved[1], saved[2], saved[3], saved[4], gradients[0].contiguous());
-    return {found.x, found.parameters.weight, found.parameters.bias, at::Tensor(), at::Tensor()};
+    const auto made =
+        operation("dovetail::norm_gradient",
+                  {.reads = {saved[0], saved[1], saved[2], saved[3], saved[4], gradients[0].contiguous()}},
+                  [](const Operands& of) {
+                    const auto& [x, parameters] =
+                        norm_gradients(of.reads[0], of.reads[1], of.reads[2], of.reads[3], of.reads[4], of.reads[5]);
+                    return std::vector{x, parameters.weight, parameters.bias};
+                  });
+    return {made[0], made[1], made[2], at::Tensor(), at::Tensor()};
   }
 };
 

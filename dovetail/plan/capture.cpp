@@ -16,6 +16,7 @@
 #include <optional>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "dovetail/base/error.h"
@@ -38,6 +39,10 @@ constexpr std::array<std::string_view, 9> kReadsValues = {"aten::_local_scalar_d
                                                           "aten::unique_dim",
                                                           "aten::unique_consecutive",
                                                           "aten::bincount"};
+// What gives memory without writing it.
+constexpr std::array<std::string_view, 7> kGivesMemory = {
+    "aten::empty",     "aten::empty_like",        "aten::empty_strided",          "aten::empty_permuted",
+    "aten::new_empty", "aten::new_empty_strided", "aten::_empty_affine_quantized"};
 constexpr std::array<std::string_view, 4> kChangesSizes = {"aten::resize_", "aten::resize_as_", "aten::set_",
                                                            "aten::_resize_output_"};
 
@@ -118,7 +123,9 @@ class Recorder {
 
   void record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     const auto& schema = op.schema();
-    const std::string& name = schema.name();
+    // An operation of ours says its own name first.
+    const bool ours = schema.name() == "dovetail::operation";
+    const std::string name = ours ? (*stack)[stack->size() - schema.arguments().size()].toStringRef() : schema.name();
     const std::string layer = layer_now();
     user_check(!is_one_of(name, kReadsValues),
                "plan: {}{} reads a tensor's values to decide how the step goes on, which a recorded step cannot", name,
@@ -136,6 +143,8 @@ class Recorder {
       made.arguments.push_back(convert(value, [&](const at::Tensor& tensor) {
         TensorUse use = use_of(tensor, name, layer);
         if (use.storage >= 0) add_once(writes ? made.writes : made.reads, use.storage);
+        user_check(writes || !unwritten_.contains(use.storage),
+                   "plan: {}{} reads memory that no recorded operator has written", name, in(layer));
         return use;
       }));
       // Numbers that ATen wraps as tensors stay values.
@@ -156,6 +165,10 @@ class Recorder {
         return TensorUse{};
       });
     made.memory = log_->end();
+    for (const int storage : made.writes) unwritten_.erase(storage);
+    if (is_one_of(name, kGivesMemory))
+      for (const int storage : made.makes)
+        if (step_.storages[storage].bytes > 0) unwritten_.insert(storage);
     for (size_t i = 0; i < made.makes.size(); ++i)
       DOVETAIL_CHECK(made.makes_allocation[i] >= 0 || step_.storages[made.makes[i]].bytes == 0,
                      "{}{} gives a tensor in memory that no allocator reported", name, in(layer));
@@ -246,6 +259,7 @@ class Recorder {
   std::unordered_map<c10::StorageImpl*, int> storages_;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> held_;
   std::map<uint64_t, std::string> layer_of_sequence_;
+  std::unordered_set<int> unwritten_;  // storages
 };
 
 Recorder* recording = nullptr;  // of the one capture that runs
@@ -255,26 +269,13 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   recording->record(op, keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
 }
 
-CapturedStep record(const std::function<std::vector<at::Tensor>()>& step, const StepTensors& tensors) {
-  Recorder recorder(tensors);
-  recording = &recorder;
-  const auto stop = [](Recorder**) { recording = nullptr; };
-  const std::unique_ptr<Recorder*, decltype(stop)> stopped(&recording, stop);
-  const c10::DebugInfoGuard report(c10::DebugInfoKind::PROFILER_STATE, recorder.log());
-  std::vector<at::Tensor> results;
-  {
-    const c10::impl::IncludeDispatchKeyGuard here(kKey);
-    results = step();
-  }
-  return recorder.finish(results);
-}
-
 bool same_value(const c10::IValue& a, const c10::IValue& b) {
   if (a.isTensor() && b.isTensor()) {  // wrapped numbers
     const at::Tensor &x = a.toTensor(), &y = b.toTensor();
     return x.defined() == y.defined() && (!x.defined() || (x.scalar_type() == y.scalar_type() && x.equal(y)));
   }
   if (a.isGenerator() || b.isGenerator()) return a.isGenerator() && b.isGenerator();
+  if (a.isCapsule() || b.isCapsule()) return a.isCapsule() && b.isCapsule();  // the body of an operation of ours
   return a == b;
 }
 
@@ -290,7 +291,27 @@ class ErrorsAlone {
   int before_;
 };
 
-/// Throws UserError at the first difference.
+}  // namespace
+
+CapturedStep record_step(const std::function<std::vector<at::Tensor>()>& step, const StepTensors& tensors) {
+  static std::mutex one_at_a_time;
+  const std::lock_guard lock(one_at_a_time);
+  const ErrorsAlone log;
+  torch::Library library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  Recorder recorder(tensors);
+  recording = &recorder;
+  const auto stop = [](Recorder**) { recording = nullptr; };
+  const std::unique_ptr<Recorder*, decltype(stop)> stopped(&recording, stop);
+  const c10::DebugInfoGuard report(c10::DebugInfoKind::PROFILER_STATE, recorder.log());
+  std::vector<at::Tensor> results;
+  {
+    const c10::impl::IncludeDispatchKeyGuard here(kKey);
+    results = step();
+  }
+  return recorder.finish(results);
+}
+
 void check_steady(const CapturedStep& a, const CapturedStep& b) {
   const std::string help = "only a step that is the same every time can be planned";
   for (size_t i = 0; i < std::min(a.operations.size(), b.operations.size()); ++i) {
@@ -323,16 +344,9 @@ void check_steady(const CapturedStep& a, const CapturedStep& b) {
   }
 }
 
-}  // namespace
-
 CapturedStep capture(const std::function<std::vector<at::Tensor>()>& step, const StepTensors& tensors) {
-  static std::mutex one_at_a_time;
-  const std::lock_guard lock(one_at_a_time);
-  const ErrorsAlone log;
-  torch::Library library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
-  library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-  const CapturedStep first = record(step, tensors);
-  CapturedStep second = record(step, tensors);
+  const CapturedStep first = record_step(step, tensors);
+  CapturedStep second = record_step(step, tensors);
   check_steady(first, second);
   return second;
 }

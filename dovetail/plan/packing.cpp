@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <numeric>
+#include <random>
 #include <utility>
 
 namespace dovetail::plan {
@@ -22,24 +24,78 @@ bool meet(const Block& a, const Block& b) {
   return false;
 }
 
-Packing first_fit(const std::vector<Block>& blocks, const std::vector<int>& order) {
-  Packing out{.offsets = std::vector<int64_t>(blocks.size())};
-  std::vector<int> placed;  // by offset
-  for (const int b : order) {
-    const Block& block = blocks[b];
-    int64_t at = 0;
-    for (const int other : placed) {
-      if (out.offsets[other] >= at + block.bytes) break;
-      const int64_t end = out.offsets[other] + blocks[other].bytes;
-      if (end > at && meet(block, blocks[other])) at = round_up(end, alignment_of(block.bytes));
-    }
-    out.offsets[b] = at;
-    out.bytes = std::max(out.bytes, at + block.bytes);
-    placed.insert(std::upper_bound(placed.begin(), placed.end(), at,
-                                   [&](int64_t offset, int other) { return offset < out.offsets[other]; }),
-                  b);
+/// First fit in the order that it is given, for many orders of the same blocks.
+class Packer {
+ public:
+  explicit Packer(const std::vector<Block>& blocks) : blocks_(blocks), meets_(blocks.size()) {
+    for (size_t a = 0; a < blocks.size(); ++a)
+      for (size_t b = 0; b < a; ++b)
+        if (meet(blocks[a], blocks[b])) {
+          meets_[a].push_back(static_cast<int>(b));
+          meets_[b].push_back(static_cast<int>(a));
+        }
   }
-  return out;
+
+  Packing first_fit(const std::vector<int>& order) {
+    Packing out{.offsets = std::vector<int64_t>(blocks_.size(), -1)};
+    for (const int b : order) {
+      in_the_way_.clear();
+      for (const int other : meets_[b])
+        if (out.offsets[other] >= 0) in_the_way_.emplace_back(out.offsets[other], blocks_[other].bytes);
+      std::sort(in_the_way_.begin(), in_the_way_.end());
+      int64_t at = 0;
+      for (const auto& [offset, bytes] : in_the_way_) {
+        if (offset >= at + blocks_[b].bytes) break;
+        if (offset + bytes > at) at = round_up(offset + bytes, alignment_of(blocks_[b].bytes));
+      }
+      out.offsets[b] = at;
+      out.bytes = std::max(out.bytes, at + blocks_[b].bytes);
+    }
+    return out;
+  }
+
+  /// No packing is smaller: what is held at some time.
+  int64_t least_bytes() const {
+    std::map<int, int64_t> change;
+    for (const Block& block : blocks_)
+      for (const auto& [first, last] : block.spans) {
+        change[first] += block.bytes;
+        change[last] -= block.bytes;
+      }
+    int64_t now = 0, most = 0;
+    for (const auto& [time, bytes] : change) most = std::max(most, now += bytes);
+    return most;
+  }
+
+ private:
+  const std::vector<Block>& blocks_;
+  std::vector<std::vector<int>> meets_;  // of each block: those held at one time with it
+  std::vector<std::pair<int64_t, int64_t>> in_the_way_;
+};
+
+/// Blocks tried, each counted for each order.
+constexpr int64_t kWork = 400'000;
+
+/// Blocks that end highest come earlier in the order, as long as that does not make it worse.
+void improve(Packer& packer, const std::vector<Block>& blocks, std::vector<int> order, Packing& best) {
+  const int64_t least = packer.least_bytes();
+  std::minstd_rand random(1);
+  Packing now = best;
+  for (int64_t work = 0; work < kWork && best.bytes > least; work += static_cast<int64_t>(blocks.size())) {
+    std::vector<size_t> highest;
+    for (size_t i = 0; i < order.size(); ++i)
+      if (now.offsets[order[i]] + blocks[order[i]].bytes == now.bytes) highest.push_back(i);
+    const size_t from = highest[random() % highest.size()];
+    if (from == 0) return;
+    std::vector<int> changed = order;
+    const auto moved = changed.begin() + static_cast<int64_t>(from);
+    std::rotate(changed.begin() + static_cast<int64_t>(random() % from), moved, moved + 1);
+    Packing made = packer.first_fit(changed);
+    if (made.bytes > now.bytes) continue;
+    order = std::move(changed);
+    now = std::move(made);
+    if (now.bytes < best.bytes) best = now;
+  }
 }
 
 }  // namespace
@@ -58,14 +114,19 @@ Packing pack(const std::vector<Block>& blocks) {
         return static_cast<double>(blocks[a].bytes) * length(a) > static_cast<double>(blocks[b].bytes) * length(b);
       },
       [&](int a, int b) { return begin(a) < begin(b); }};
+  Packer packer(blocks);
   Packing best;
+  std::vector<int> best_order;
   for (const auto& before : orders) {
     std::vector<int> order(blocks.size());
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), before);
-    Packing made = first_fit(blocks, order);
-    if (best.offsets.empty() || made.bytes < best.bytes) best = std::move(made);
+    Packing made = packer.first_fit(order);
+    if (!best.offsets.empty() && made.bytes >= best.bytes) continue;
+    best = std::move(made);
+    best_order = std::move(order);
   }
+  if (!blocks.empty()) improve(packer, blocks, std::move(best_order), best);
   return best;
 }
 

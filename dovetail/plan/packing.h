@@ -20,8 +20,9 @@ struct Block {
   std::vector<std::pair<int, int>> spans;  ///< ascending, disjoint
 };
 
-/// Addresses for blocks so that no two that are held at one time overlap, by first fit in several orders, of which the
-/// one with the least end is kept (the problem is NP-hard; see Sekiyama et al. 2018).
+/// Addresses for blocks so that no two that are held at one time overlap, by first fit in several orders, and in those
+/// that come of the best of them by moving blocks with the highest end forward (the problem is NP-hard; see Sekiyama et
+/// al. 2018). The same blocks give the same addresses.
 struct Packing {
   std::vector<int64_t> offsets;
   int64_t bytes = 0;  ///< end of the last block

@@ -37,6 +37,15 @@ Plan keep_all(const Graph& graph) {
   return plan;
 }
 
+void set_times(Graph& graph, const Plan& plan, std::span<const Executor::Run> runs) {
+  for (size_t a = 0; a < plan.actions.size(); ++a) {
+    if (plan.actions[a].op != Op::kCompute) continue;
+    std::vector<double> seconds;
+    for (const Executor::Run& run : runs) seconds.push_back(run.actions[a].end_s - run.actions[a].start_s);
+    graph.nodes[plan.actions[a].node].algorithms[0].time_s = median(std::move(seconds));
+  }
+}
+
 void profile_nodes(const CapturedStep& step, StepGraph& graph, int rounds) {
   DOVETAIL_CHECK(rounds > 0, "a profile takes at least one round");
   StepGraph unlimited = graph;
@@ -44,14 +53,9 @@ void profile_nodes(const CapturedStep& step, StepGraph& graph, int rounds) {
   const Plan plan = keep_all(graph.graph);
   Executor executor(step, std::move(unlimited), plan, {});
   executor.run();
-  std::vector<std::vector<double>> seconds(graph.nodes.size());
-  for (int round = 0; round < rounds; ++round) {
-    const Executor::Run run = executor.run();
-    for (size_t a = 0; a < plan.actions.size(); ++a)
-      if (plan.actions[a].op == Op::kCompute)
-        seconds[plan.actions[a].node].push_back(run.actions[a].end_s - run.actions[a].start_s);
-  }
-  for (size_t n = 0; n < graph.nodes.size(); ++n) graph.graph.nodes[n].algorithms[0].time_s = median(seconds[n]);
+  std::vector<Executor::Run> runs;
+  for (int round = 0; round < rounds; ++round) runs.push_back(executor.run());
+  set_times(graph.graph, plan, runs);
 }
 
 Bandwidth measure_bandwidth(const std::filesystem::path& folder, int64_t bytes, int rounds) {

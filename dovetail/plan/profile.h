@@ -2,9 +2,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <span>
 
 #include "dovetail/plan/actions.h"
 #include "dovetail/plan/captured_step.h"
+#include "dovetail/plan/executor.h"
 #include "dovetail/plan/step_graph.h"
 
 namespace dovetail::plan {
@@ -12,7 +14,10 @@ namespace dovetail::plan {
 /// The plan that runs every node once, with its first algorithm, and frees each storage after its last reader.
 Plan keep_all(const Graph& graph);
 
-/// Write into `graph` how long each node takes: the median of `rounds` steps with everything kept, after one to warm
+/// Write into `graph` how long each node takes: the median of these runs of a plan that runs each once.
+void set_times(Graph& graph, const Plan& plan, std::span<const Executor::Run> runs);
+
+/// The same: the median of `rounds` steps with everything kept, after one to warm
 /// up. These are training steps like any other: they change parameters, state and the random generator.
 void profile_nodes(const CapturedStep& step, StepGraph& graph, int rounds);
 

@@ -12,6 +12,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/plan/budget.h"
 #include "dovetail/train/embedding_section.h"
 #include "dovetail/train/quantization.h"
 #include "dovetail/train/recommender_lookups.h"
@@ -52,6 +53,7 @@ constexpr std::string_view kOfGpt[] = {"/model/",
                                        "/data/",
                                        "/precision/",
                                        "/parallel/",
+                                       "/memory/",
                                        "/train/checkpoint_activations",
                                        "/train/init_noise",
                                        "/eval/max_tokens",
@@ -102,6 +104,19 @@ void check_steps(const RunConfig& config) {
   }
 }
 
+void check_memory(const RunConfig& config) {
+  const MemorySection& memory = config.memory;
+  if (memory.budget.empty()) {
+    user_check(memory == MemorySection(),
+               "memory.folder and memory.solve_s do nothing without memory.budget; give one");
+    return;
+  }
+  plan::parse_budget(memory.budget, 1 << 30);
+  if (config.train.checkpoint_activations)
+    throw UserError("both memory.budget and train.checkpoint_activations are given",
+                    "leave train.checkpoint_activations out: the plan decides what is made again");
+}
+
 void check_across_sections(const RunConfig& config) {
   check_sections(config);
   if (config.recommends()) {
@@ -113,6 +128,7 @@ void check_across_sections(const RunConfig& config) {
   }
   check_steps(config);
   check_precision(config.precision);
+  check_memory(config);
   user_check(config.train.micro_batch <= config.train.batch, "train.micro_batch = {} is larger than train.batch = {}",
              config.train.micro_batch, config.train.batch);
   user_check(config.train.micro_batch != TrainSection::kAuto || config.recommends(),
@@ -278,6 +294,17 @@ void PrecisionOverride::describe(Section& s) {
   s.value("recipe", recipe, "bf16 (not quantized), or a quantizing recipe as in precision.recipe").required();
 }
 
+void MemorySection::describe(Section& s) {
+  s.value(
+      "budget", budget,
+      "Memory that a training step may take: bytes (6GiB) or a share of the step's peak with everything kept (0.5x); "
+      "what is kept, made again or moved is decided after seven steps, which take what they take without. Empty: no "
+      "plan");
+  s.value("folder", folder,
+          "Folder of the disk that tensors are moved to beyond the budget; empty: to memory that is not counted");
+  s.value("solve_s", solve_s, "Seconds of looking for the fastest plan").unit("s").range(0.1, 3600);
+}
+
 void CheckpointSection::describe(Section& s) {
   s.value("every_steps", every_steps, "Steps between checkpoints; 0: only at the end")
       .unit("steps")
@@ -335,6 +362,7 @@ void RunConfig::describe(Section& s) {
   s.section("optimizer", optimizer, "How weights are updated");
   s.section("schedule", schedule, "Learning rate over the run");
   s.section("precision", precision, "Number formats of training");
+  s.section("memory", memory, "Training within a memory budget, on a CPU and one rank (docs/design/plan.md)");
   s.section("checkpoint", checkpoint, "What is saved, when");
   s.section("eval", eval, "Validation while training");
   s.section("log", log, "Events, traces and samples");

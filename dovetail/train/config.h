@@ -70,6 +70,15 @@ struct PrecisionSection {
   void describe(Section& s);
 };
 
+/// Training within a memory budget (train/planned_step.h).
+struct MemorySection {
+  std::string budget;  ///< plan::parse_budget; empty: none
+  std::string folder;  ///< of the disk tier; empty: memory beyond the budget
+  double solve_s = 30;
+  void describe(Section& s);
+  bool operator==(const MemorySection&) const = default;
+};
+
 struct CheckpointSection {
   int64_t every_steps = 500;  ///< 0: only at the end
   int64_t keep = 3;
@@ -163,6 +172,7 @@ struct RunConfig {
   OptimizerSection optimizer;
   ScheduleSection schedule;
   PrecisionSection precision;
+  MemorySection memory;
   CheckpointSection checkpoint;
   EvalSection eval;
   LogSection log;

@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "dovetail/base/error.h"
-#include "dovetail/ops/adamw.h"
+#include "dovetail/base/operation.h"
 
 namespace dovetail {
 
@@ -38,25 +38,63 @@ void Optimizer::bind(const torch::nn::Module& model) {
   }
 }
 
-void Optimizer::step(const GradientReducer& gradients, double lr, double grad_scale) {
-  std::vector<AdamWTensor> tensors(parameters_.size());
+void Optimizer::set_update(std::optional<Numbers> numbers) {
+  now_.reset();
+  if (!numbers) return;
+  now_ = AdamWOptions{.lr = numbers->lr,
+                      .beta1 = config_.betas[0],
+                      .beta2 = config_.betas[1],
+                      .eps = config_.eps,
+                      .grad_scale = numbers->grad_scale,
+                      .step = ++updates_};
+}
+
+void Optimizer::update(const GradientReducer& gradients) {
+  // A plan moves the state of each large parameter on its own; otherwise threads share the work best in one call.
+  constexpr int64_t kLarge = 1 << 16;
+  std::vector<size_t> together;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const bool has_master = parameters_[i].scalar_type() != masters_[i].scalar_type();
-    // Matrices (Linear and embedding weights) decay; vectors (norms, biases) do not (Brown et al. 2020, and nanoGPT).
-    tensors[i] = {.parameter = masters_[i],
-                  .gradient = gradients.gradient(i),
-                  .m = m_[i],
-                  .v = v_[i],
-                  .compute_copy = has_master ? parameters_[i].detach() : at::Tensor(),
-                  .weight_decay = parameters_[i].dim() >= 2 ? config_.weight_decay : 0.0};
+    if (operations_are_recorded() && parameters_[i].numel() >= kLarge)
+      update_some({i}, gradients);
+    else
+      together.push_back(i);
   }
-  adamw_step(tensors, {.lr = lr,
-                       .beta1 = config_.betas[0],
-                       .beta2 = config_.betas[1],
-                       .eps = config_.eps,
-                       .grad_scale = grad_scale,
-                       .step = updates_ + 1});
-  ++updates_;
+  update_some(together, gradients);
+}
+
+void Optimizer::update_some(const std::vector<size_t>& which, const GradientReducer& gradients) {
+  Operands of;
+  std::vector<double> decay;
+  for (const size_t i : which) {
+    const bool has_master = parameters_[i].scalar_type() != masters_[i].scalar_type();
+    of.reads.push_back(gradients.gradient(i));
+    for (const at::Tensor& tensor : {masters_[i], m_[i], v_[i], has_master ? parameters_[i].detach() : at::Tensor()})
+      of.changes.push_back(tensor);
+    // Matrices (Linear and embedding weights) decay; vectors (norms, biases) do not (Brown et al. 2020, and nanoGPT).
+    decay.push_back(parameters_[i].dim() >= 2 ? config_.weight_decay : 0.0);
+  }
+  operation("dovetail::adamw", std::move(of), [this, decay](const Operands& given) {
+    std::vector<AdamWTensor> tensors(decay.size());
+    for (size_t i = 0; i < tensors.size(); ++i)
+      tensors[i] = {.parameter = given.changes[4 * i],
+                    .gradient = given.reads[i],
+                    .m = given.changes[4 * i + 1],
+                    .v = given.changes[4 * i + 2],
+                    .compute_copy = given.changes[4 * i + 3],
+                    .weight_decay = decay[i]};
+    if (now_) adamw_step(tensors, *now_);
+    return std::vector<at::Tensor>();
+  });
+}
+
+std::vector<std::pair<std::string, at::Tensor>> Optimizer::state() const {
+  std::vector<std::pair<std::string, at::Tensor>> out;
+  for (size_t i = 0; i < names_.size(); ++i) {
+    if (!masters_[i].is_alias_of(parameters_[i])) out.emplace_back("master." + names_[i], masters_[i]);
+    out.emplace_back("optimizer.m." + names_[i], m_[i]);
+    out.emplace_back("optimizer.v." + names_[i], v_[i]);
+  }
+  return out;
 }
 
 std::map<std::string, at::Tensor> Optimizer::tensors() const {

@@ -4,10 +4,13 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dovetail/comm/reducer.h"
+#include "dovetail/ops/adamw.h"
 #include "dovetail/train/config.h"
 
 namespace dovetail {
@@ -30,10 +33,19 @@ class Optimizer {
   /// The parameters that gradients belong to, in the order of the module.
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
 
-  /// One update with gradient(i) * grad_scale for parameter i, written to masters and to the module's own weights.
-  void step(const GradientReducer& gradients, double lr, double grad_scale);
-  /// Updates made so far (skipped steps do not count): t of the bias correction is this plus one.
+  /// The numbers of the update that follows; counts it. Nothing: there is none, `update` leaves all as it is.
+  struct Numbers {
+    double lr = 0, grad_scale = 1;
+  };
+  void set_update(std::optional<Numbers> numbers);
+  /// One update with gradient(i) * grad_scale for parameter i, written to masters and to the module's own weights. In a
+  /// recorded step the numbers are those of the last `set_update` before it runs.
+  void update(const GradientReducer& gradients);
+  /// Updates made so far (skipped steps do not count), t of the bias correction.
   int64_t updates() const { return updates_; }
+
+  /// What an update reads and writes beside gradients and the module's own weights, by name.
+  std::vector<std::pair<std::string, at::Tensor>> state() const;
 
   /// "model.<name>" (masters), "optimizer.m.<name>", "optimizer.v.<name>": the live tensors, not copies.
   std::map<std::string, at::Tensor> tensors() const;
@@ -45,7 +57,11 @@ class Optimizer {
   OptimizerSection config_;
   std::vector<std::string> names_;
   std::vector<at::Tensor> parameters_, masters_, m_, v_;
+  /// One operation for some of the parameters.
+  void update_some(const std::vector<size_t>& which, const GradientReducer& gradients);
+
   int64_t updates_ = 0;
+  std::optional<AdamWOptions> now_;
 };
 
 }  // namespace dovetail

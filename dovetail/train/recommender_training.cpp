@@ -215,7 +215,9 @@ StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want
   tables_->update(now.tables);
   const double clip = config().train.clip;
   const bool clipped = clip > 0 && outcome.grad_norm > clip;
-  optimizer_->step(*reducer_, lr, (clipped ? clip / outcome.grad_norm : 1.0) / weight);
+  optimizer_->set_update(
+      Optimizer::Numbers{.lr = lr, .grad_scale = (clipped ? clip / outcome.grad_norm : 1.0) / weight});
+  optimizer_->update(*reducer_);
   return outcome;
 }
 

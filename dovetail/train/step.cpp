@@ -4,28 +4,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/adamw.h"
 #include "dovetail/train/collective.h"
 
 namespace dovetail {
-namespace {
-
-/// Squares of this rank's share of the gradients that several ranks hold: over all ranks they are the global norm.
-double squares_of_share(const GradientReducer& gradients) {
-  std::vector<at::Tensor> share;
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    const Group& holders = gradients.group(i);
-    if (i % static_cast<size_t>(holders.size()) == static_cast<size_t>(holders.rank()))
-      share.push_back(gradients.gradient(i));
-  }
-  return sum_of_squares(share);
-}
-
-}  // namespace
 
 TrainStep::TrainStep(std::shared_ptr<GPT> model, Optimizer& optimizer, std::shared_ptr<Group> group,
                      StepOptions options)
@@ -34,21 +22,59 @@ TrainStep::TrainStep(std::shared_ptr<GPT> model, Optimizer& optimizer, std::shar
       group_(std::move(group)),
       options_(options),
       reducer_(group_, optimizer_.parameters(),
-               {.bucket_bytes = options.bucket_bytes, .groups = options.gradient_groups}) {
+               {.bucket_bytes = options.bucket_bytes, .groups = options.gradient_groups}),
+      judged_(at::zeros({1})) {
   DOVETAIL_CHECK(options_.micro_batch > 0, "micro_batch {}", options_.micro_batch);
 }
 
+void TrainStep::plan_memory(const PlannedStep::Options& options) {
+  plan::StepTensors tensors;
+  for (const auto& item : model_->named_parameters()) tensors.parameters.emplace_back(item.key(), item.value());
+  tensors.state = optimizer_.state();
+  tensors.state.emplace_back("judged", judged_);
+  planned_.emplace([this](const at::Tensor& tokens) { work(tokens); }, std::move(tensors), options);
+}
+
 StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop, const StepPlace& place) {
+  DOVETAIL_CHECK(tokens.size(0) > 0, "a rank without samples");
+  now_ = {.lr = lr, .want_stop = want_stop, .place = place, .weight = count_targets(tokens)};
+  if (planned_)
+    planned_->run(tokens);
+  else
+    work(tokens);
+  return now_.outcome;
+}
+
+void TrainStep::work(const at::Tensor& tokens) {
+  const Losses losses = add_gradients(tokens);
+  const TraceSpan span("update");
+  Operands of{.reads = squares_of_share(), .changes = {judged_}};
+  of.reads.push_back(losses.sum);
+  of.reads.push_back(losses.router);
+  operation("dovetail::judge", std::move(of), [this](const Operands& given) {
+    double squares = 0;
+    for (size_t i = 0; i + 2 < given.reads.size(); ++i) {
+      const auto* of_piece = given.reads[i].const_data_ptr<double>();
+      squares = std::accumulate(of_piece, of_piece + given.reads[i].numel(), squares);
+    }
+    const at::Tensor &loss = given.reads[given.reads.size() - 2], &router = given.reads.back();
+    now_.outcome =
+        judge(loss.item<double>(), router.defined() ? std::optional(router.item<double>()) : std::nullopt, squares);
+    return std::vector<at::Tensor>();
+  });
+  optimizer_.update(reducer_);
+}
+
+TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
   const int64_t samples = tokens.size(0);
-  DOVETAIL_CHECK(samples > 0, "a rank without samples");
-  at::Tensor loss_sum, router_sum;
+  const StepPlace& place = now_.place;
+  Losses losses;
   const auto add = [](at::Tensor& to, const at::Tensor& part) {
     const at::Tensor detached = part.detach().to(at::kDouble);
     to = to.defined() ? to + detached : detached;
   };
   moe::Pass pass = {.training = true, .seed = place.seed};
   if (group_->size() > 1) pass.sum_over_ranks = [this](at::Tensor& sums) { group_->all_reduce(sums); };
-  int64_t weight = 0;
   const int64_t passes_over = model_->expert_ranks() ? std::max(samples, place.most_samples) : samples;
   reducer_.begin();
   for (int64_t first = 0; first < passes_over; first += options_.micro_batch) {
@@ -63,25 +89,45 @@ StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop, 
     if (first + options_.micro_batch >= passes_over) reducer_.arm();
     const TraceSpan span("backward");
     loss.trained().backward();
-    add(loss_sum, loss.sum);
-    if (loss.router.defined()) add(router_sum, loss.router);
-    weight += loss.weight;
+    add(losses.sum, loss.sum);
+    if (loss.router.defined()) add(losses.router, loss.router);
   }
   reducer_.finish();
+  return losses;
+}
 
-  const TraceSpan span("update");
-  const std::vector<double> sums =
-      sum_over_ranks(*group_, {loss_sum.item<double>(), static_cast<double>(weight), squares_of_share(reducer_),
-                               want_stop ? 1.0 : 0.0, router_sum.defined() ? router_sum.item<double>() : 0.0});
+/// Squares of this rank's share of the gradients that several ranks hold: over all ranks they are the global norm.
+std::vector<at::Tensor> TrainStep::squares_of_share() const {
+  std::vector<at::Tensor> share;
+  for (size_t i = 0; i < reducer_.size(); ++i) {
+    const Group& holders = reducer_.group(i);
+    if (i % static_cast<size_t>(holders.size()) == static_cast<size_t>(holders.rank()))
+      share.push_back(reducer_.gradient(i));
+  }
+  if (!operations_are_recorded()) return {squares_of_pieces(share)};
+  // A plan moves each gradient on its own.
+  std::vector<at::Tensor> out;
+  for (const at::Tensor& gradient : share)
+    out.push_back(operation("dovetail::squares", {.reads = {gradient}},
+                            [](const Operands& of) { return std::vector{squares_of_pieces(of.reads)}; })[0]);
+  return out;
+}
+
+StepOutcome TrainStep::judge(double loss_sum, std::optional<double> router_sum, double squares) const {
+  const std::vector<double> sums = sum_over_ranks(*group_, {loss_sum, static_cast<double>(now_.weight), squares,
+                                                            now_.want_stop ? 1.0 : 0.0, router_sum.value_or(0.0)});
   StepOutcome outcome = {.loss = sums[0] / sums[1],
                          .grad_norm = std::sqrt(sums[2]) / sums[1],
                          .tokens = static_cast<int64_t>(sums[1]),
                          .stop = sums[3] > 0};
-  if (router_sum.defined()) outcome.router_loss = sums[4] / sums[1];
+  if (router_sum) outcome.router_loss = sums[4] / sums[1];
   outcome.skipped = !std::isfinite(outcome.loss) || !std::isfinite(outcome.grad_norm);
-  if (!outcome.skipped) {
+  if (outcome.skipped) {
+    optimizer_.set_update(std::nullopt);
+  } else {
     const bool clipped = options_.clip > 0 && outcome.grad_norm > options_.clip;
-    optimizer_.step(reducer_, lr, (clipped ? options_.clip / outcome.grad_norm : 1.0) / sums[1]);
+    optimizer_.set_update(
+        Optimizer::Numbers{.lr = now_.lr, .grad_scale = (clipped ? options_.clip / outcome.grad_norm : 1.0) / sums[1]});
   }
   return outcome;
 }

@@ -9,6 +9,7 @@
 #include "dovetail/comm/reducer.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/train/optimizer.h"
+#include "dovetail/train/planned_step.h"
 
 namespace dovetail {
 
@@ -43,6 +44,13 @@ class TrainStep {
  public:
   /// `optimizer` is bound to `model` already, in its final dtype and on its device.
   TrainStep(std::shared_ptr<GPT> model, Optimizer& optimizer, std::shared_ptr<Group> group, StepOptions options);
+  TrainStep(const TrainStep&) = delete;  // a recorded step refers to it
+  TrainStep& operator=(const TrainStep&) = delete;
+
+  /// From the next step on by a memory plan. Once; UserError for what cannot be planned.
+  void plan_memory(const PlannedStep::Options& options);
+  /// Null without one.
+  const PlannedStep* memory_plan() const { return planned_ ? &*planned_ : nullptr; }
 
   /// tokens (samples of this rank, T + 1) on the CPU. All ranks together.
   StepOutcome run(const at::Tensor& tokens, double lr, bool want_stop, const StepPlace& place = {});
@@ -51,11 +59,33 @@ class TrainStep {
   const GradientReducer& gradients() const { return reducer_; }
 
  private:
+  /// What a step is given beside its tokens, and what it comes to: a recorded step reads and writes it anew each time.
+  struct Now {
+    double lr = 0;
+    bool want_stop = false;
+    StepPlace place;
+    int64_t weight = 0;  ///< targets of this rank
+    StepOutcome outcome;
+  };
+
+  /// Sums of the losses, the gradient in `reducer_`, the verdict on it in `now_`, the update.
+  void work(const at::Tensor& tokens);
+  struct Losses {
+    at::Tensor sum, router;  ///< float64 scalars; router undefined where there are no experts
+  };
+  Losses add_gradients(const at::Tensor& tokens);
+  std::vector<at::Tensor> squares_of_share() const;
+  /// On the sums of this rank; tells the optimizer.
+  StepOutcome judge(double loss_sum, std::optional<double> router_sum, double squares) const;
+
   std::shared_ptr<GPT> model_;
   Optimizer& optimizer_;
   std::shared_ptr<Group> group_;
   StepOptions options_;
   GradientReducer reducer_;
+  Now now_;
+  at::Tensor judged_;  ///< (1): what the operations that read and write `now_` change
+  std::optional<PlannedStep> planned_;
 };
 
 }  // namespace dovetail

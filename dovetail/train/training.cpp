@@ -1,9 +1,12 @@
 #include "dovetail/train/training.h"
 
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "dovetail/base/log.h"
+#include "dovetail/base/machine.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/train/load_model.h"
@@ -34,6 +37,9 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
                             .clip = config.train.clip,
                             .bucket_bytes = config.train.bucket_bytes,
                             .gradient_groups = parallel_.gradient_groups(*model_)});
+  if (!config.memory.budget.empty())
+    step_->plan_memory(
+        {.budget = config.memory.budget, .folder = config.memory.folder, .solve_s = config.memory.solve_s});
   loader_.emplace(config.data, LoaderOptions{.seed = static_cast<uint64_t>(config.run.seed),
                                              .batch = config.train.batch,
                                              .context = config.model.context,
@@ -89,7 +95,23 @@ StepOutcome Training::train_step(int64_t number, double lr, bool want_stop, Step
 void Training::report_step() {
   report_quantization();
   report_expert_load();
+  report_memory_plan();
   plans_->end_step(state_.step, *group_);
+}
+
+void Training::report_memory_plan() {
+  if (said_memory_plan_ || step_->memory_plan() == nullptr || !step_->memory_plan()->report()) return;
+  said_memory_plan_ = true;
+  const MemoryPlanReport& made = *step_->memory_plan()->report();
+  const auto size = [](int64_t bytes) { return format_bytes(static_cast<double>(bytes)); };
+  const auto rate = [](double bytes_per_s) { return fmt::format("{}/s", format_bytes(bytes_per_s)); };
+  log_info(
+      "memory plan: {} of {} with everything kept (floor {}); in a step {} operations, {} moved out and back ({}, {}), "
+      "{} made again; {:.0f} ms predicted, {:.0f} ms with everything kept; solved in {:.1f} s",
+      size(made.arena_bytes), size(made.keep_all_bytes), size(made.floor_bytes), made.nodes, size(made.offloaded_bytes),
+      rate(made.bandwidth.to_host), rate(made.bandwidth.to_device), size(made.again_bytes), 1e3 * made.predicted_s,
+      1e3 * made.keep_all_s, made.solve_s);
+  step_->memory_plan()->write(config().folder());
 }
 
 std::optional<Validation> Training::evaluate() {

@@ -57,7 +57,8 @@ TEST(Optimizer, FollowsTorchAdamW) {
   for (int64_t step = 0; step < 5; ++step) {
     const double lr = 1e-3 * static_cast<double>(step + 1);
     const auto tokens = static_cast<double>(ours.backward(step));
-    ours.optimizer->step(*ours.reducer, lr, 1.0 / tokens);
+    ours.optimizer->set_update(Optimizer::Numbers{.lr = lr, .grad_scale = 1.0 / tokens});
+    ours.optimizer->update(*ours.reducer);
 
     torch::manual_seed(step);
     peer.zero_grad();
@@ -80,7 +81,8 @@ TEST(Optimizer, UnderBFloat16MastersKeepWhatRoundingWouldLose) {
   for (const auto& [name, tensor] : before) copies[name] = tensor.clone();
   const auto tokens = static_cast<double>(t.backward(1));
   // Far below half a unit of bfloat16 for most weights: a bfloat16 weight alone would not move.
-  t.optimizer->step(*t.reducer, 1e-6, 1.0 / tokens);
+  t.optimizer->set_update(Optimizer::Numbers{.lr = 1e-6, .grad_scale = 1.0 / tokens});
+  t.optimizer->update(*t.reducer);
   for (const auto& item : t.model->named_parameters()) {
     const at::Tensor master = before.at("model." + item.key());
     EXPECT_EQ(master.scalar_type(), at::kFloat) << item.key();
@@ -95,7 +97,8 @@ TEST(Optimizer, LoadingRestoresTheSameBits) {
     Trained first(dtype), second(dtype);
     const auto step = [](Trained& t, int64_t k) {
       const auto tokens = static_cast<double>(t.backward(k));
-      t.optimizer->step(*t.reducer, 1e-3, 1.0 / tokens);
+      t.optimizer->set_update(Optimizer::Numbers{.lr = 1e-3, .grad_scale = 1.0 / tokens});
+      t.optimizer->update(*t.reducer);
     };
     for (int64_t k = 0; k < 3; ++k) step(first, k);
     second.optimizer->load(first.optimizer->tensors(), first.optimizer->updates());

@@ -1,0 +1,37 @@
+#include "dovetail/plan/placed.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/trace.h"
+
+namespace dovetail::plan {
+
+PlacedSolution solve_placed(const Graph& graph, const SolveOptions& options) {
+  constexpr int kTimes = 6;
+  const double started_s = now_seconds(), deadline_s = started_s + options.time_limit_s;
+  Graph within = graph;
+  SolveOptions next = options;
+  int64_t least_arena = 0;
+  for (int i = 0; i < kTimes; ++i) {
+    // What is left serves this time and one more.
+    next.time_limit_s = std::max((deadline_s - now_seconds()) / (i + 1 < kTimes ? 2 : 1), 0.01);
+    PlacedSolution made{.solution = solve(within, next), .layout = {}};
+    made.layout = lay_out(within, made.solution.schedule.plan, made.solution.schedule.timeline);
+    made.solution.seconds = now_seconds() - started_s;
+    if (made.layout.bytes <= graph.budget_bytes) return made;
+    if (least_arena == 0 || made.layout.bytes < least_arena) least_arena = made.layout.bytes;
+    within.budget_bytes -= std::max(made.layout.bytes - graph.budget_bytes, graph.budget_bytes / 100);
+    if (within.budget_bytes < floor_of(graph, options).bytes) break;
+    next.start = made.solution.decisions;
+  }
+  throw UserError(fmt::format("plan: no plan within {} bytes was found whose tensors find places there; the least "
+                              "memory that one takes is {} bytes",
+                              graph.budget_bytes, least_arena),
+                  "raise the budget a little");
+}
+
+}  // namespace dovetail::plan

@@ -1,0 +1,18 @@
+#pragma once
+
+#include "dovetail/plan/layout.h"
+#include "dovetail/plan/solve.h"
+
+namespace dovetail::plan {
+
+struct PlacedSolution {
+  Solution solution;
+  Layout layout;
+};
+
+/// A plan whose places all lie within `graph.budget_bytes`. What a plan holds at a time may be less than the memory
+/// that its places span, where they leave gaps between them: then `solve` is asked for less, up to five times. The time
+/// limit holds for all. UserError as `solve`.
+PlacedSolution solve_placed(const Graph& graph, const SolveOptions& options);
+
+}  // namespace dovetail::plan

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "dovetail/plan/capture.h"
+#include "dovetail/plan/solve.h"
+
+namespace dovetail {
+
+/// What a memory plan came to.
+struct MemoryPlanReport {
+  int64_t budget_bytes = 0;
+  int64_t keep_all_bytes = 0;  ///< the peak with everything kept
+  int64_t floor_bytes = 0;
+  int64_t arena_bytes = 0;                 ///< all that a step takes, from the first on that runs by the plan
+  int64_t offloaded_bytes = 0;             ///< to the slow tier in a step
+  int64_t again_bytes = 0;                 ///< made again in a step
+  int nodes = 0;                           ///< operations of a step
+  double predicted_s = 0, keep_all_s = 0;  ///< of a step: by the plan, and of all its operations once
+  double solve_s = 0;
+  plan::Bandwidth bandwidth;
+};
+
+/// Training steps within a memory budget, by a plan that is made on the way. All steps are steps of the same training:
+/// the first as it is (gradients and moments come to exist), two that are recorded, four that run by the record with
+/// everything kept, which tell how long operations take, and from the eighth on by the plan. Up to then a step takes
+/// the memory that it takes without a plan.
+class PlannedStep {
+ public:
+  struct Options {
+    std::string budget;            ///< plan::parse_budget
+    std::filesystem::path folder;  ///< where tensors are offloaded to; empty: memory beyond the budget
+    double solve_s = 30;           ///< of solving, at most
+  };
+  /// `work` is one step on tokens; what it reads beside its argument and `tensors` is constant, or read by operations
+  /// through pointers (base/operation.h).
+  PlannedStep(std::function<void(const at::Tensor& tokens)> work, plan::StepTensors tensors, Options options);
+  ~PlannedStep();
+
+  /// A step. UserError where it cannot be recorded, the budget is below the floor, or tokens have another shape than
+  /// those before.
+  void run(const at::Tensor& tokens);
+
+  /// From the step on that made the plan.
+  const std::optional<MemoryPlanReport>& report() const;
+  /// The step and its plan as files (docs/design/plan.md): graph.json and plan.json; none before there is one.
+  void write(const std::filesystem::path& folder) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace dovetail
