@@ -32,7 +32,7 @@ class PlanCommand : public Command {
     arguments.option("--budget", "BYTES", &budget_,
                      "Memory of the device: 6GiB, or 0.5x of the peak with everything kept (the graph's own)");
     arguments.option("--without", "NAME", &without_, "Leave a technique out; may be given again")
-        .one_of({"offload", "recompute", "compress", "algorithms"});
+        .one_of({"offload", "recompute", "compress", "algorithms", "across-steps"});
     arguments.option("--time-limit", "S", &time_limit_s_, "Seconds of solving (10)").range(0.01, 3600);
     arguments.option("--out", "FILE", &out_, "Write the plan").completes(Completion::kFile);
     arguments.option("--check", "PLAN", &check_, "Check this plan of the step instead, and simulate it")
@@ -87,6 +87,7 @@ class PlanCommand : public Command {
     return {.offload = allowed("offload"),
             .recompute = allowed("recompute"),
             .compress = allowed("compress"),
+            .across_steps = allowed("across-steps"),
             .algorithms = allowed("algorithms"),
             .time_limit_s = time_limit_s_};
   }
@@ -104,7 +105,10 @@ class PlanCommand : public Command {
     };
     std::map<plan::Keep, Fate> fates;
     const auto gaps = plan::find_gaps(graph);
+    int64_t bytes_on_host = 0;  // when the step begins
+    for (const int t : plan.starts_on_host) bytes_on_host += graph.tensors[t].bytes;
     for (size_t g = 0; g < gaps.size(); ++g) {
+      if (gaps[g].wraps) continue;
       Fate& fate = fates[made.decisions.gaps[g]];
       ++fate.gaps;
       fate.bytes += graph.tensors[gaps[g].tensor].bytes;
@@ -121,6 +125,7 @@ class PlanCommand : public Command {
                   {"bound_s", made.bound_s},
                   {"again", timeline.again},
                   {"decisions", decisions},
+                  {"starts_on_host", {{"tensors", plan.starts_on_host.size()}, {"bytes", bytes_on_host}}},
                   {"solve_s", made.seconds},
                   {"complete", made.complete}});
       return;
@@ -134,6 +139,10 @@ class PlanCommand : public Command {
     for (const auto& [keep, fate] : fates)
       rows.push_back({std::string(plan::name(keep)), fmt::format("{}", fate.gaps), mib(fate.bytes)});
     print(format_table(rows, Heading::kFirstRow));
+    if (!plan.starts_on_host.empty())
+      print(
+          fmt::format("\n{} storages of parameters and state, {} MiB, are on the host when the step begins and ends\n",
+                      plan.starts_on_host.size(), mib(bytes_on_host)));
     print(
         fmt::format("\npeak {} MiB; {:.6g} s simulated, {:.3f}x of every operation once at its fastest ({:.6g} s); {} "
                     "operations again\n",

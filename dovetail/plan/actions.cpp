@@ -26,9 +26,15 @@ class PlanReader {
   }
 
   Plan read(const nlohmann::json& json) {
-    const Fields fields(json, where_, {"version", "actions", "claims"});
+    const Fields fields(json, where_, {"version", "starts_on_host", "actions", "claims"});
     fields.version_1();
     Plan plan;
+    if (fields.has("starts_on_host"))
+      for (const auto& id : fields.list("starts_on_host")) {
+        user_check(id.is_string(), "{}: starts_on_host: {} is not a string", where_, id.dump());
+        plan.starts_on_host.push_back(
+            look_up(tensor_of_, id.get<std::string>(), where_ + ": starts_on_host", "tensor"));
+      }
     for (const auto& action : fields.list("actions")) plan.actions.push_back(read_action(action, plan.actions.size()));
     if (fields.has("claims")) {
       const Fields claims(fields.at("claims"), where_ + ": claims", {"peak_bytes", "makespan"});
@@ -96,7 +102,9 @@ class PlanReader {
 std::string_view name(Op op) { return kOpNames[static_cast<size_t>(op)]; }
 
 nlohmann::ordered_json to_json(const Plan& plan, const Graph& graph) {
-  Json json = {{"version", 1}, {"actions", Json::array()}};
+  Json json = {{"version", 1}};
+  for (const int t : plan.starts_on_host) json["starts_on_host"].push_back(graph.tensors[t].id);
+  json["actions"] = Json::array();
   for (size_t i = 0; i < plan.actions.size(); ++i) {
     const Action& action = plan.actions[i];
     Json one = {{"id", i}, {"op", name(action.op)}};

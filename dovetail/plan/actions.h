@@ -29,13 +29,15 @@ struct Action {
 /// Actions in the order of issue; what its maker claims of them is checked, not believed. As a file it is plan.json,
 /// version 1; its schema is in docs/design/plan.md.
 struct Plan {
+  /// Parameters and state that are on the host, and not on the device, when the step begins; so they end it.
+  std::vector<int> starts_on_host;
   std::vector<Action> actions;
   std::optional<int64_t> claimed_peak_bytes;
   std::optional<double> claimed_makespan_s;
 };
 
 nlohmann::ordered_json to_json(const Plan& plan, const Graph& graph);
-/// Throws UserError naming the action: an unknown key, operation, node, tensor, algorithm or codec, a wait for an
+/// Throws UserError naming the place: an unknown key, operation, node, tensor, algorithm or codec, a wait for an
 /// action that is not earlier.
 Plan parse_plan(const nlohmann::json& json, const Graph& graph, const std::string& where);
 Plan read_plan(const std::filesystem::path& path, const Graph& graph);

@@ -68,9 +68,10 @@ class Simulation {
         reads_(graph.nodes.size()),
         writes_(graph.nodes.size()) {
     number_versions();
+    for (const int t : plan.starts_on_host) start_on_host(t);
     for (size_t t = 0; t < graph.tensors.size(); ++t) {
       const GraphTensor& tensor = graph.tensors[t];
-      if (tensor.alias_of >= 0 || !resident_at_start(tensor.kind)) continue;
+      if (tensor.alias_of >= 0 || !resident_at_start(tensor.kind) || host_[t]) continue;
       device_[t] = Copy{};
       memory_.charge(0, tensor.bytes);
     }
@@ -119,6 +120,15 @@ class Simulation {
         }
       for (const int t : node.mutates) writes_[n].emplace_back(graph_.root(t), ++final_version_[graph_.root(t)]);
     }
+  }
+
+  void start_on_host(int t) {
+    const GraphTensor& tensor = graph_.tensors[t];
+    require(tensor.alias_of < 0, "starts_on_host must name the storage {}, not its view {}", id(graph_.root(t)), id(t));
+    require(may_start_on_host(tensor.kind), "{} {} may not start on the host", name(tensor.kind), id(t));
+    require(!host_[t], "{} starts on the host twice", id(t));
+    host_[t] = Copy{};
+    host_memory_.charge(0, tensor.bytes);
   }
 
   Span issue(const Action& action, double after) {
@@ -266,8 +276,7 @@ class Simulation {
   Span free(int t, double after) {
     const auto kind = graph_.tensors[t].kind;
     require(device_[t].has_value(), "free of {}: not on the device", id(t));
-    require((kind != TensorKind::kParam && kind != TensorKind::kState) || host_[t], "free of {} {} without a host copy",
-            name(kind), id(t));
+    require(!may_start_on_host(kind) || host_[t], "free of {} {} without a host copy", name(kind), id(t));
     const double at = std::max({device_[t]->last_s, device_[t]->ready_s, after});
     memory_.release(at, bytes_of(t));
     device_[t].reset();
@@ -276,8 +285,16 @@ class Simulation {
 
   void finish() {
     for (size_t n = 0; n < graph_.nodes.size(); ++n) require(runs_[n] > 0, "node {} never runs", graph_.nodes[n].name);
+    for (const int t : plan_.starts_on_host) {
+      require(host_[t].has_value(), "{} starts on the host but is not there at the end", id(t));
+      require(host_[t]->version == final_version_[t], "{} ends on the host as version {}, not {}", id(t),
+              host_[t]->version, final_version_[t]);
+      require(host_[t]->exact, "{} ends on the host as a lossy copy", id(t));
+    }
     for (const int tensor : graph_.final) {
       const int t = graph_.root(tensor);
+      if (std::find(plan_.starts_on_host.begin(), plan_.starts_on_host.end(), t) != plan_.starts_on_host.end())
+        continue;
       require(device_[t].has_value(), "{} is not on the device at the end", id(tensor));
       require(device_[t]->version == final_version_[t], "{} ends as version {}, not {}", id(tensor),
               device_[t]->version, final_version_[t]);

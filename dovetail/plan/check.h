@@ -43,12 +43,15 @@ struct Timeline {
 /// Check a plan and simulate its streams. Throws InvalidPlan where an action reads what is not there (freed, never
 /// made, another version, a lossy copy that its reader may not have), where a node never runs or runs again though it
 /// may not, where a write passes a copy in flight, where what must stay at the end is missing, where memory exceeds the
-/// budget of the device or of the host, or where a claim does not hold.
+/// budget of the device or of the host, where what starts on the host is no parameter or state or does not end there,
+/// or where a claim does not hold.
 ///
 /// The rules: an action starts when its stream is free, its waits have ended and its data are there. A copy listed
 /// after a compute starts no earlier than that compute's end and overlaps what follows. Bytes are charged from the
 /// start of the action that makes them and released at the later of the free and the end of the last reader, copies in
-/// flight among them; workspace is charged while its compute runs.
+/// flight among them; workspace is charged while its compute runs. What starts on the host takes bytes there, none on
+/// the device, until the plan fetches it; when the step ends, its newest version must be on the host, exact, and need
+/// not be on the device, whatever `final` says: the next step begins as this one did.
 Timeline check(const Graph& graph, const Plan& plan);
 
 }  // namespace dovetail::plan

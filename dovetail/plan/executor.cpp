@@ -38,10 +38,11 @@ struct Executor::State {
   Layout layout;
   std::optional<Arena> arena;
   std::optional<HostTier> host;
-  std::vector<int64_t> host_offset;      // of each tensor; -1: it never goes there
-  std::vector<std::byte*> address;       // of each tensor now
-  std::vector<at::Tensor> random_state;  // of each node that runs again and draws: before its first run of the step
-  std::vector<int> runs;                 // of each node in this step
+  std::vector<int64_t> host_offset;       // of each tensor; -1: it never goes there
+  std::vector<std::byte*> address;        // of each tensor now
+  std::vector<std::byte*> between_steps;  // of each tensor that the step finds: where it then lies
+  std::vector<at::Tensor> random_state;   // of each node that runs again and draws: before its first run of the step
+  std::vector<int> runs;                  // of each node in this step
   std::vector<bool> runs_again;
   // Handed-over copies of each action, and of each tensor the fetch that its readers await.
   std::vector<int64_t> copy_number;
@@ -54,15 +55,17 @@ struct Executor::State {
   void adopt() {
     arena.emplace(layout.bytes);
     address.assign(graph.graph.tensors.size(), nullptr);
+    between_steps.assign(graph.graph.tensors.size(), nullptr);
+    for (const int t : plan.starts_on_host) between_steps[t] = host->data() + host_offset[t];
     for (size_t t = 0; t < address.size(); ++t) {
-      if (layout.home[t] < 0) continue;
+      if (layout.home[t] >= 0) between_steps[t] = address[t] = arena->data() + layout.home[t];
+      if (between_steps[t] == nullptr) continue;
       const CapturedStorage& captured = step.storages[graph.storage_of_tensor[t]];
-      address[t] = arena->data() + layout.home[t];
       const c10::Storage& storage = captured.external.storage();
       DOVETAIL_CHECK(static_cast<int64_t>(storage.nbytes()) == captured.bytes,
                      "{} has changed its size since the capture", captured.name);
-      std::memcpy(address[t], storage.data(), storage.nbytes());
-      storage.set_data_ptr_noswap(c10::DataPtr(address[t], c10::Device(c10::DeviceType::CPU)));
+      std::memcpy(between_steps[t], storage.data(), storage.nbytes());
+      storage.set_data_ptr_noswap(c10::DataPtr(between_steps[t], c10::Device(c10::DeviceType::CPU)));
     }
 #if defined(__GLIBC__)
     malloc_trim(0);  // what they had, and steps without a plan: the system counts it as ours otherwise
@@ -71,27 +74,27 @@ struct Executor::State {
 
   void give_back() noexcept {
     if (!arena) return;
-    for (size_t t = 0; t < address.size(); ++t) {
-      if (layout.home[t] < 0) continue;
+    for (size_t t = 0; t < between_steps.size(); ++t) {
+      if (between_steps[t] == nullptr) continue;
       const c10::Storage& storage = step.storages[graph.storage_of_tensor[t]].external.storage();
       c10::DataPtr own = c10::GetCPUAllocator()->allocate(storage.nbytes());
-      std::memcpy(own.get(), arena->data() + layout.home[t], storage.nbytes());
+      std::memcpy(own.get(), between_steps[t], storage.nbytes());
       storage.set_data_ptr_noswap(std::move(own));
     }
   }
 
   void find_host_slots() {
     host_offset.assign(graph.graph.tensors.size(), -1);
-    int64_t bytes = 0;
-    for (const Action& action : plan.actions) {
-      if (action.op != Op::kOffload || host_offset[action.tensor] >= 0) continue;
-      user_check(tensor(action.tensor).bytes >= kPagedBytes,
-                 "plan: {} of {} bytes is too small to be offloaded; from {} on", tensor(action.tensor).id,
-                 tensor(action.tensor).bytes, kPagedBytes);
-      host_offset[action.tensor] = bytes;
-      bytes += tensor(action.tensor).bytes;
-    }
-    host_bytes = bytes;
+    const auto find_slot = [&](int t) {
+      if (host_offset[t] >= 0) return;
+      user_check(tensor(t).bytes >= kPagedBytes, "plan: {} of {} bytes is too small to be offloaded; from {} on",
+                 tensor(t).id, tensor(t).bytes, kPagedBytes);
+      host_offset[t] = host_bytes;
+      host_bytes += tensor(t).bytes;
+    };
+    for (const int t : plan.starts_on_host) find_slot(t);
+    for (const Action& action : plan.actions)
+      if (action.op == Op::kOffload) find_slot(action.tensor);
   }
   int64_t host_bytes = 0;
 
@@ -181,7 +184,7 @@ struct Executor::State {
     }
   }
   std::vector<int> offload_of;
-  int64_t offload_number(int t) const { return copy_number[offload_of[t]]; }
+  int64_t offload_number(int t) const { return offload_of[t] < 0 ? 0 : copy_number[offload_of[t]]; }
 
   double started_s = 0;
   std::vector<Timeline::Span> spans;

@@ -16,8 +16,9 @@ namespace dovetail::plan {
 /// Runs a captured step by a plan, on the CPU: all its storages and workspaces at planned addresses of one arena,
 /// copies on two threads of their own. Without compression every bit is what the step itself would have given.
 ///
-/// While it lives, the tensors that the capture was told of lie in the arena: their values may be read and written
-/// between two steps, not their sizes. Its destructor gives them memory of their own again. Not supported yet:
+/// While it lives, the tensors that the capture was told of lie in the arena, or, where the plan has them start on the
+/// host, there (in a file mapped into memory, if that is the host tier): their values may be read and written between
+/// two steps, not their sizes. Its destructor gives them memory of their own again. Not supported yet:
 /// compress and decompress (InternalError).
 class Executor {
  public:

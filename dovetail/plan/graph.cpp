@@ -153,6 +153,8 @@ bool resident_at_start(TensorKind kind) {
   return kind == TensorKind::kInput || kind == TensorKind::kParam || kind == TensorKind::kState;
 }
 
+bool may_start_on_host(TensorKind kind) { return kind == TensorKind::kParam || kind == TensorKind::kState; }
+
 int Graph::root(int tensor) const {
   while (tensors[tensor].alias_of >= 0) tensor = tensors[tensor].alias_of;
   return tensor;

@@ -10,10 +10,13 @@
 
 namespace dovetail::plan {
 
-/// What a tensor is for. Inputs, parameters and state are resident when the step begins.
+/// What a tensor is for. Inputs, parameters and state are resident when the step begins, unless the plan has them start
+/// on the host.
 enum class TensorKind { kInput, kParam, kState, kActivation, kGrad, kOutput };
 std::string_view name(TensorKind kind);
 bool resident_at_start(TensorKind kind);
+/// Parameters and state: a plan may say that they begin and end the step on the host instead.
+bool may_start_on_host(TensorKind kind);
 
 /// One way to run an operation: its seconds, and the bytes that it needs beside its inputs and outputs meanwhile.
 struct Algorithm {

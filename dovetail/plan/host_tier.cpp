@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,8 +23,9 @@ std::string reason() { return std::strerror(errno); }
 }  // namespace
 
 HostTier::HostTier(const std::filesystem::path& folder, int64_t bytes) {
+  mapped_bytes_ = std::max(bytes, kPage);
   if (folder.empty()) {
-    memory_ = std::make_unique<std::byte[]>(static_cast<size_t>(bytes));
+    map(MAP_PRIVATE | MAP_ANONYMOUS);
     return;
   }
   const int flags = O_TMPFILE | O_RDWR | O_CLOEXEC;
@@ -31,19 +33,31 @@ HostTier::HostTier(const std::filesystem::path& folder, int64_t bytes) {
   direct_ = fd_ >= 0;
   if (fd_ < 0 && errno == EINVAL) fd_ = ::open(folder.c_str(), flags, 0600);
   user_check(fd_ >= 0, "plan: no file can be made in {}: {}", folder.string(), reason());
-  if (const int error = ::posix_fallocate(fd_, 0, std::max(bytes, kPage)); error != 0) {
+  if (const int error = ::posix_fallocate(fd_, 0, mapped_bytes_); error != 0) {
     ::close(fd_);
     throw UserError(fmt::format("plan: {} has no room for {} bytes: {}", folder.string(), bytes, std::strerror(error)));
   }
+  map(MAP_SHARED);
 }
 
 HostTier::~HostTier() {
+  ::munmap(data_, static_cast<size_t>(mapped_bytes_));
   if (fd_ >= 0) ::close(fd_);
 }
 
+void HostTier::map(int flags) {
+  void* address = ::mmap(nullptr, static_cast<size_t>(mapped_bytes_), PROT_READ | PROT_WRITE, flags, fd_, 0);
+  if (address == MAP_FAILED) {
+    const std::string why = reason();
+    if (fd_ >= 0) ::close(fd_);
+    throw UserError(fmt::format("plan: {} bytes of the host tier cannot be mapped: {}", mapped_bytes_, why));
+  }
+  data_ = static_cast<std::byte*>(address);
+}
+
 void HostTier::write(int64_t offset, const std::byte* data, int64_t bytes) {
-  if (memory_) {
-    std::memcpy(memory_.get() + offset, data, static_cast<size_t>(bytes));
+  if (fd_ < 0) {
+    std::memcpy(data_ + offset, data, static_cast<size_t>(bytes));
     return;
   }
   while (bytes > 0) {
@@ -55,8 +69,8 @@ void HostTier::write(int64_t offset, const std::byte* data, int64_t bytes) {
 }
 
 void HostTier::read(int64_t offset, std::byte* data, int64_t bytes) {
-  if (memory_) {
-    std::memcpy(data, memory_.get() + offset, static_cast<size_t>(bytes));
+  if (fd_ < 0) {
+    std::memcpy(data, data_ + offset, static_cast<size_t>(bytes));
     return;
   }
   while (bytes > 0) {

@@ -6,7 +6,6 @@
 #include <exception>
 #include <filesystem>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -14,7 +13,8 @@
 namespace dovetail::plan {
 
 /// The slow, large memory under the device tier: a file without a name in a folder, written and read past the page
-/// cache where the file system can (O_DIRECT), or plain memory. Slots are one for each tensor that goes there.
+/// cache where the file system can (O_DIRECT), or plain memory. Slots are one for each tensor that goes there. All of
+/// it is mapped, so that what lies there can be read and written between two steps as any other memory.
 class HostTier {
  public:
   /// In `folder`; empty: in memory. UserError with the system's reason when the file cannot be made that large.
@@ -27,11 +27,18 @@ class HostTier {
   void write(int64_t offset, const std::byte* data, int64_t bytes);
   void read(int64_t offset, std::byte* data, int64_t bytes);
   bool direct() const { return direct_; }
+  /// The first byte of the mapping, a multiple of kPage. What is written there, `read` gives, and what `write` has been
+  /// given is seen there: the system keeps a shared mapping and direct reads and writes of its file the same, if they
+  /// do not happen at the same time.
+  std::byte* data() const { return data_; }
 
  private:
+  void map(int flags);
+
   int fd_ = -1;
   bool direct_ = false;
-  std::unique_ptr<std::byte[]> memory_;
+  std::byte* data_ = nullptr;
+  int64_t mapped_bytes_ = 0;
 };
 
 /// A thread that does one copy after the other, in the order in which they were handed over.

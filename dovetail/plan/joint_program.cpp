@@ -124,6 +124,7 @@ void JointProgram::add_gaps() {
   for (size_t g = 0; g < gaps_.size(); ++g) {
     GapColumns& gap = columns_[g];
     const GraphTensor& tensor = graph_.tensors[gaps_[g].tensor];
+    if (gaps_[g].wraps) continue;
     for (int n = gaps_[g].from + 1; n < gaps_[g].to; ++n) gap.moves = gap.moves || tight_[n];
     if (!gap.moves) continue;
     gap.keep = binary();

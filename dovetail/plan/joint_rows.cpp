@@ -257,7 +257,7 @@ void JointProgram::add_memory_of_run(int node, int stage, int column) {
 void JointProgram::add_memory_of_codecs(int g) {
   const GapColumns& gap = columns_[g];
   if (std::all_of(gap.packed.begin(), gap.packed.end(), [](int column) { return column < 0; })) return;
-  const auto [tensor, from, to] = gaps_[g];
+  const auto [tensor, from, to, wraps] = gaps_[g];
   Level after = level_at(from, from + 1);
   for (const int earlier : scheduler_.gaps_from_[from + 1]) {
     if (earlier == g) break;

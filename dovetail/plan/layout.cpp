@@ -23,8 +23,10 @@ class Arranger {
 
   Layout arrange() {
     std::vector<int> home(graph_.tensors.size(), -1);
+    std::vector<bool> away(graph_.tensors.size());
+    for (const int t : plan_.starts_on_host) away[t] = true;
     for (size_t t = 0; t < graph_.tensors.size(); ++t)
-      if (resident_at_start(graph_.tensors[t].kind)) home[t] = open(static_cast<int>(t), -1);
+      if (resident_at_start(graph_.tensors[t].kind) && !away[t]) home[t] = open(static_cast<int>(t), -1);
     home_ = home;
     for (int a = 0; a < end_; ++a) visit(a);
     for (Held& held : held_)

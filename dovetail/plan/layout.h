@@ -8,7 +8,7 @@
 namespace dovetail::plan {
 
 /// Where everything of a plan lies in the arena. A tensor that is there from the start has one place, to which it
-/// always returns; any other has one for each time it is made or fetched.
+/// always returns; any other, also one that starts on the host, has one for each time it is made or fetched.
 struct Layout {
   int64_t bytes = 0;            ///< of the arena
   std::vector<int64_t> home;    ///< of each tensor that is resident at the start, else -1

@@ -67,11 +67,19 @@ class Walk {
         now_(graph_.tensors.size()),
         gap_of_(graph_.tensors.size(), -1),
         version_(graph_.tensors.size()) {
+    for (const Gap& gap : s_.gaps_) needed_at_.push_back(gap.to);
     schedule_.slot_bytes.assign(graph_.nodes.size(), 0);
     schedule_.settled_bytes = schedule_.slot_bytes;
     charge(0, graph_.base_bytes);
     for (size_t t = 0; t < now_.size(); ++t)
       if (graph_.tensors[t].alias_of < 0 && resident_at_start(graph_.tensors[t].kind)) {
+        const int wrapped = s_.wrapped_gap_[t];
+        if (wrapped >= 0 && decisions_.gaps[wrapped] == Keep::kHost) {
+          schedule_.plan.starts_on_host.push_back(static_cast<int>(t));
+          now_[t].on_host = true;
+          gap_of_[t] = wrapped;
+          continue;
+        }
         now_[t].resident = true;
         charge(0, bytes_of(static_cast<int>(t)));
       }
@@ -98,7 +106,9 @@ class Walk {
 
   Schedule& schedule() { return schedule_; }
   const Misfit& misfit() const { return misfit_; }
-  const std::vector<double>& node_start_s() const { return node_start_s_; }
+  /// Of each gap the first node for which its tensor had to be fetched: that at its end, or one before which something
+  /// that is made from it ran again.
+  const std::vector<int>& needed_at() const { return needed_at_; }
 
  private:
   struct Now {
@@ -165,7 +175,6 @@ class Walk {
     const bool lossy =
         n != at_ && std::any_of(s_.reads_[n].begin(), s_.reads_[n].end(), [&](int t) { return !now_[t].exact; });
     const double end = start + how.time_s;
-    if (n == at_) node_start_s_.push_back(start);
     for (const int t : s_.reads_[n]) now_[t].last_s = std::max(now_[t].last_s, end);
     for (const int t : node.mutates) now_[graph_.root(t)].ready_s = end;
     for (const int t : node.outputs) {
@@ -269,6 +278,7 @@ class Walk {
     const int wanted = changed == writers.begin() ? 0 : *std::prev(changed) + 1;
     if (version_[t] != wanted) return fail(0);
     gap_of_[t] = reader == at_ ? -1 : gap_of_[t];
+    if (gap_of_[t] >= 0 && !now.resident && now.on_host) needed_at_[gap_of_[t]] = std::min(needed_at_[gap_of_[t]], at_);
     if (!now.resident && !(now.on_host ? fetch(t, true) : now.packed ? decompress(t) : make_again(t))) return false;
     return now.exact || graph_.tensors[t].lossy_ok || fail(0);
   }
@@ -359,7 +369,7 @@ class Walk {
         break;
     }
     free(t);
-    gap_of_[t] = gap;
+    gap_of_[t] = s_.gaps_[gap].wraps ? -1 : gap;  // nothing brings it back in this step
     return true;
   }
 
@@ -392,7 +402,8 @@ class Walk {
   std::vector<int> version_;  // of each tensor: 1 + the node that wrote it last, 0: none
   std::vector<std::pair<int, int>> waiting_;
   std::vector<int> leaving_;  // offloads whose tensors are freed when they end
-  std::vector<double> ends_, node_start_s_;
+  std::vector<int> needed_at_;
+  std::vector<double> ends_;
   double compute_free_s_ = 0, to_host_free_s_ = 0, to_device_free_s_ = 0;
   Level level_;
   int64_t held_ = 0;  // when all that leaves has left
@@ -408,7 +419,7 @@ std::vector<Gap> find_gaps(const Graph& graph) {
   for (size_t t = 0; t < graph.tensors.size(); ++t) {
     const GraphTensor& tensor = graph.tensors[t];
     if (tensor.alias_of >= 0 || tensor.bytes == 0) continue;
-    int last = -1;
+    int first = -1, last = -1;
     bool there = resident_at_start(tensor.kind) && tensor.kind != TensorKind::kInput;
     for (size_t n = 0; n < graph.nodes.size(); ++n) {
       const GraphNode& node = graph.nodes[n];
@@ -418,8 +429,11 @@ std::vector<Gap> find_gaps(const Graph& graph) {
       if (!used) continue;
       if (there && static_cast<int>(n) > last + 1) gaps.push_back({static_cast<int>(t), last, static_cast<int>(n)});
       last = static_cast<int>(n);
+      if (first < 0) first = last;
       there = true;
     }
+    if (may_start_on_host(tensor.kind) && last >= 0 && (first > 0 || last + 1 < static_cast<int>(graph.nodes.size())))
+      gaps.push_back({static_cast<int>(t), last, first, /*wraps=*/true});
   }
   std::stable_sort(gaps.begin(), gaps.end(), [](const Gap& a, const Gap& b) { return a.from < b.from; });
   return gaps;
@@ -430,6 +444,7 @@ Scheduler::Scheduler(const Graph& graph)
       gaps_(find_gaps(graph)),
       gaps_from_(graph.nodes.size() + 1),
       gaps_of_(graph.tensors.size()),
+      wrapped_gap_(graph.tensors.size(), -1),
       producer_(graph.tensors.size(), -1),
       last_use_(graph.tensors.size(), -1),
       stays_(graph.tensors.size()),
@@ -438,6 +453,7 @@ Scheduler::Scheduler(const Graph& graph)
   for (size_t g = 0; g < gaps_.size(); ++g) {
     gaps_from_[gaps_[g].from + 1].push_back(static_cast<int>(g));
     gaps_of_[gaps_[g].tensor].push_back(static_cast<int>(g));
+    if (gaps_[g].wraps) wrapped_gap_[gaps_[g].tensor] = static_cast<int>(g);
   }
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     const GraphNode& node = graph.nodes[n];
@@ -458,21 +474,22 @@ bool Scheduler::can_be_made_again(int gap) const {
   return p >= 0 && !graph_.nodes[p].runs_once() && writers_[gaps_[gap].tensor].empty();
 }
 
-std::optional<Schedule> Scheduler::schedule(const Decisions& decisions, int64_t budget_bytes, Misfit* misfit) const {
-  std::vector<int> fetch_at(gaps_.size());
-  for (size_t g = 0; g < gaps_.size(); ++g) fetch_at[g] = gaps_[g].to;
-  Walk late(*this, decisions, fetch_at, budget_bytes);
-  if (!late.run()) {
-    if (misfit != nullptr) *misfit = late.misfit();
-    return std::nullopt;
+bool Scheduler::is_moot(const Decisions& decisions, int gap) const {
+  const int wrapped = wrapped_gap_[gaps_[gap].tensor];
+  return gaps_[gap].from < 0 && wrapped >= 0 && wrapped != gap && decisions.gaps[wrapped] == Keep::kHost;
+}
+
+/// Of each gap the node before which its fetch is issued. Fetches, the last one first: each as late as lets it end
+/// before its reader and before the fetch after it, but no earlier than memory allows. `held`: bytes at each node.
+std::vector<int> Scheduler::times_of_fetches(const Decisions& decisions, const std::vector<int>& needed_at,
+                                             std::vector<int64_t> held, int64_t budget_bytes) const {
+  std::vector<int> out(gaps_.size()), away;
+  for (size_t g = 0; g < gaps_.size(); ++g) {
+    out[g] = gaps_[g].to;
+    if (decisions.gaps[g] == Keep::kHost && !is_moot(decisions, static_cast<int>(g)))
+      away.push_back(static_cast<int>(g));
   }
-  // Fetches, the last one first: each as late as lets it end before its reader and before the fetch after it, but no
-  // earlier than memory allows.
-  std::vector<int> away;
-  for (size_t g = 0; g < gaps_.size(); ++g)
-    if (decisions.gaps[g] == Keep::kHost) away.push_back(static_cast<int>(g));
-  std::sort(away.begin(), away.end(), [&](int a, int b) { return gaps_[a].to > gaps_[b].to; });
-  std::vector<int64_t> held = late.schedule().slot_bytes;
+  std::stable_sort(away.begin(), away.end(), [&](int a, int b) { return needed_at[a] > needed_at[b]; });
   double next_s = std::numeric_limits<double>::infinity();
   std::vector<double> start_s(graph_.nodes.size());
   for (size_t n = 0; n + 1 < start_s.size(); ++n)
@@ -480,22 +497,44 @@ std::optional<Schedule> Scheduler::schedule(const Decisions& decisions, int64_t 
   for (const int g : away) {
     const Gap& gap = gaps_[g];
     const int64_t bytes = graph_.tensors[gap.tensor].bytes;
-    next_s = std::min(next_s, start_s[gap.to]) - static_cast<double>(bytes) / graph_.bandwidth.to_device;
-    int at = gap.to;
-    while (at - 1 > gap.from && start_s[at] > next_s && held[at - 1] + bytes <= budget_bytes) held[--at] += bytes;
-    fetch_at[g] = at;
+    int at = needed_at[g];
+    for (int n = at; n < gap.to; ++n)
+      if (held[n] + bytes > budget_bytes) at = gap.to;  // it cannot stay from there on
+    for (int n = at; n < gap.to; ++n) held[n] += bytes;
+    next_s = std::min(next_s, start_s[at]) - static_cast<double>(bytes) / graph_.bandwidth.to_device;
+    const int first = gap.wraps ? 0 : gap.from + 1;
+    while (at > first && start_s[at] > next_s && held[at - 1] + bytes <= budget_bytes) held[--at] += bytes;
+    out[g] = at;
   }
+  return out;
+}
+
+std::optional<Schedule> Scheduler::schedule(const Decisions& decisions, int64_t budget_bytes, Misfit* misfit) const {
+  std::vector<int> at_end(gaps_.size());
+  for (size_t g = 0; g < gaps_.size(); ++g) at_end[g] = gaps_[g].to;
+  Walk late(*this, decisions, at_end, budget_bytes);
+  if (!late.run()) {
+    if (misfit != nullptr) *misfit = late.misfit();
+    return std::nullopt;
+  }
+  const std::vector<int64_t> held = late.schedule().slot_bytes;
   std::optional<Schedule> out;
-  Walk timely(*this, decisions, fetch_at, budget_bytes);
-  // Both are plans; fetching early is the faster one but for what it may make others wait.
-  for (Walk* walk : {&timely, &late}) {
-    if (walk == &timely && !walk->run()) continue;
-    Schedule made = std::move(walk->schedule());
+  // All are plans; fetching early is the faster one but for what it may make others wait.
+  const auto offer = [&](Walk& walk) {
+    Schedule made = std::move(walk.schedule());
     Graph within = graph_;
     within.budget_bytes = budget_bytes;
     made.timeline = check(within, made.plan);
     if (!out || made.timeline.makespan_s < out->timeline.makespan_s) out = std::move(made);
+  };
+  std::vector<std::vector<int>> fetch_ats = {times_of_fetches(decisions, at_end, held, budget_bytes)};
+  if (late.needed_at() != at_end)
+    fetch_ats.push_back(times_of_fetches(decisions, late.needed_at(), held, budget_bytes));
+  for (const std::vector<int>& fetch_at : fetch_ats) {
+    Walk timely(*this, decisions, fetch_at, budget_bytes);
+    if (timely.run()) offer(timely);
   }
+  offer(late);
   return out;
 }
 

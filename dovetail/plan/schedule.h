@@ -19,9 +19,13 @@ enum class Keep {
 };
 std::string_view name(Keep keep);
 
-/// A storage that no node uses between node `from` (-1: the start of the step) and node `to`.
+/// A storage that no node uses between node `from` (-1: the start of the step) and node `to`. One that `wraps`, of a
+/// parameter or of state, goes from its last use over the end of the step to its first use in the next one: it is
+/// resident, or on the host, where the storage then starts and ends the step.
 struct Gap {
   int tensor = -1, from = -1, to = -1;
+  bool wraps = false;
+  bool covers(int node) const { return wraps ? node > from || node < to : node > from && node < to; }
 };
 /// All of them with at least one node in between, in the order of `from`.
 std::vector<Gap> find_gaps(const Graph& graph);
@@ -47,7 +51,8 @@ struct Misfit {
 };
 
 /// Copies start as soon as their tensor is there, fetches as late as hides them where memory allows that, else later; a
-/// node waits for copies that leave where it would not fit otherwise. The result has passed `check`.
+/// node waits for copies that leave where it would not fit otherwise. What starts on the host is back there when the
+/// step ends: its last copy counts in the makespan. The result has passed `check`.
 class Scheduler {
  public:
   explicit Scheduler(const Graph& graph);
@@ -56,14 +61,22 @@ class Scheduler {
   std::optional<Schedule> schedule(const Decisions& decisions, int64_t budget_bytes, Misfit* misfit = nullptr) const;
   /// Whether the node that made the tensor may run again.
   bool can_be_made_again(int gap) const;
+  /// Whether nothing is left to decide of a gap from the start of the step: its tensor starts on the host.
+  bool is_moot(const Decisions& decisions, int gap) const;
+  /// The gap of a tensor that wraps, or -1.
+  int wrapped_gap(int tensor) const { return wrapped_gap_[tensor]; }
 
  private:
+  std::vector<int> times_of_fetches(const Decisions& decisions, const std::vector<int>& needed_at,
+                                    std::vector<int64_t> held, int64_t budget_bytes) const;
+
   friend class Walk;
   friend class JointProgram;
   const Graph& graph_;
   std::vector<Gap> gaps_;
   std::vector<std::vector<int>> gaps_from_;  // by node + 1
   std::vector<std::vector<int>> gaps_of_;    // of each tensor
+  std::vector<int> wrapped_gap_;             // of each tensor
   std::vector<int> producer_;                // of each tensor; -1: it is there from the start
   std::vector<int> last_use_;
   std::vector<bool> stays_;                // to the end of the step

@@ -34,6 +34,12 @@ int64_t least_workspace(const GraphNode& node) {
 /// One decision taken otherwise.
 using Change = std::function<void(Decisions&)>;
 
+/// Whether a gap may be spent on the host.
+bool may_be_offloaded(const Graph& graph, const Gap& gap, const SolveOptions& allowed) {
+  return allowed.offload && (allowed.across_steps || !gap.wraps) &&
+         graph.tensors[gap.tensor].bytes >= allowed.least_bytes;
+}
+
 class Search {
  public:
   Search(const Graph& graph, const SolveOptions& options)
@@ -94,6 +100,8 @@ class Search {
           std::find_if(possible.begin(), possible.end(), [&](const auto& way) { return way.first == keep; });
       std::tie(decisions.gaps[g], decisions.codec[g]) = wanted == possible.end() ? possible.front() : *wanted;
     }
+    for (size_t g = 0; g < decisions.gaps.size(); ++g)
+      if (scheduler_.is_moot(decisions, static_cast<int>(g))) decisions.gaps[g] = Keep::kResident;
     for (size_t n = 0; n < graph_.nodes.size() && allowed.algorithms; ++n)
       for (size_t a = 0; a < graph_.nodes[n].algorithms.size(); ++a)
         if (graph_.nodes[n].algorithms[a].workspace_bytes <
@@ -137,6 +145,18 @@ class Search {
     offer(decisions);
   }
 
+  /// What starts on the host and makes nothing faster there stays where it is used.
+  void keep_what_need_not_wrap() {
+    for (size_t g = 0; best_ && g < scheduler_.gaps().size(); ++g) {
+      if (!scheduler_.gaps()[g].wraps || best_->decisions.gaps[g] != Keep::kHost) continue;
+      Decisions changed = best_->decisions;
+      changed.gaps[g] = Keep::kResident;
+      auto made = scheduler_.schedule(changed, graph_.budget_bytes);
+      if (made && made->timeline.makespan_s <= best_->schedule.timeline.makespan_s)
+        best_ = Solution{.decisions = std::move(changed), .schedule = std::move(*made)};
+    }
+  }
+
   std::optional<Solution>& best() { return best_; }
 
  private:
@@ -152,7 +172,7 @@ class Search {
     const GraphTensor& tensor = graph_.tensors[scheduler_.gaps()[gap].tensor];
     if (resident) out.emplace_back(Keep::kResident, 0);
     if (tensor.bytes < allowed.least_bytes) return out;
-    if (allowed.offload) out.emplace_back(Keep::kHost, 0);
+    if (may_be_offloaded(graph_, scheduler_.gaps()[gap], allowed)) out.emplace_back(Keep::kHost, 0);
     if (allowed.recompute && scheduler_.can_be_made_again(gap)) {
       out.emplace_back(Keep::kAgain, 0);
       out.emplace_back(Keep::kAgainEarly, 0);
@@ -166,10 +186,12 @@ class Search {
   /// Every other way for each gap, and every other algorithm for each node.
   std::vector<Change> single_changes(const Decisions& decisions) const {
     std::vector<Change> out;
-    for (size_t g = 0; g < decisions.gaps.size(); ++g)
+    for (size_t g = 0; g < decisions.gaps.size(); ++g) {
+      if (scheduler_.is_moot(decisions, static_cast<int>(g))) continue;
       for (const auto& way : ways(static_cast<int>(g), options_, true))
         if (way != std::pair(decisions.gaps[g], decisions.codec[g]))
           out.emplace_back([g, way](Decisions& changed) { std::tie(changed.gaps[g], changed.codec[g]) = way; });
+    }
     for (size_t n = 0; n < graph_.nodes.size() && options_.algorithms; ++n)
       for (int a = 0; a < static_cast<int>(graph_.nodes[n].algorithms.size()); ++a)
         if (a != decisions.algorithms[n]) out.emplace_back([n, a](Decisions& changed) { changed.algorithms[n] = a; });
@@ -183,8 +205,9 @@ class Search {
     const int slot = static_cast<int>(most - now.settled_bytes.begin());
     std::vector<Change> out;
     for (size_t g = 0; g < decisions.gaps.size(); ++g) {
-      const Gap& gap = scheduler_.gaps()[g];
-      if (gap.from >= slot || gap.to <= slot || decisions.gaps[g] != Keep::kResident) continue;
+      if (!scheduler_.gaps()[g].covers(slot) || decisions.gaps[g] != Keep::kResident ||
+          scheduler_.is_moot(decisions, static_cast<int>(g)))
+        continue;
       for (const auto& way : ways(static_cast<int>(g), allowed, false))
         out.emplace_back([g, way](Decisions& changed) { std::tie(changed.gaps[g], changed.codec[g]) = way; });
     }
@@ -218,25 +241,36 @@ Floor floor_of(const Graph& graph, const SolveOptions& options) {
     bytes[n] += (options.algorithms ? least_workspace(graph.nodes[n])
                                     : graph.nodes[n].algorithms[fastest(graph.nodes[n])].workspace_bytes) -
                 graph.nodes[n].algorithms[0].workspace_bytes;
+  const auto may_wrap = [&](int tensor) {
+    const int gap = scheduler.wrapped_gap(tensor);
+    return gap >= 0 && may_be_offloaded(graph, scheduler.gaps()[gap], options);
+  };
   for (size_t g = 0; g < scheduler.gaps().size(); ++g) {
     const Gap& gap = scheduler.gaps()[g];
     const GraphTensor& tensor = graph.tensors[gap.tensor];
     if (tensor.bytes < options.least_bytes) continue;
+    if (gap.from < 0 && may_wrap(gap.tensor)) continue;  // a part of the one that wraps
     double stays = 1;
     if (options.compress && !resident_at_start(tensor.kind))
       for (const Codec& codec : graph.codecs)
         if (tensor.lossy_ok || codec.max_error == 0) stays = std::min(stays, codec.ratio);
-    if (options.offload || (options.recompute && scheduler.can_be_made_again(static_cast<int>(g)))) stays = 0;
-    for (int n = gap.from + 1; n < gap.to; ++n)
-      bytes[n] -= static_cast<int64_t>((1 - stays) * static_cast<double>(tensor.bytes));
+    if (may_be_offloaded(graph, gap, options) ||
+        (options.recompute && scheduler.can_be_made_again(static_cast<int>(g))))
+      stays = 0;
+    for (size_t n = 0; n < nodes; ++n)
+      if (gap.covers(static_cast<int>(n)))
+        bytes[n] -= static_cast<int64_t>((1 - stays) * static_cast<double>(tensor.bytes));
   }
   Floor out;
   for (size_t n = 0; n < nodes; ++n)
     if (bytes[n] > out.bytes) out = {bytes[n], static_cast<int>(n)};
-  // What is there when the step begins has to fit then.
+  // What is there when the step begins, and cannot be away then, has to fit then.
   int64_t at_start = graph.base_bytes;
-  for (const GraphTensor& tensor : graph.tensors)
-    if (tensor.alias_of < 0 && resident_at_start(tensor.kind)) at_start += tensor.bytes;
+  for (size_t t = 0; t < graph.tensors.size(); ++t) {
+    const GraphTensor& tensor = graph.tensors[t];
+    if (tensor.alias_of < 0 && resident_at_start(tensor.kind) && !may_wrap(static_cast<int>(t)))
+      at_start += tensor.bytes;
+  }
   if (at_start > out.bytes) out = {at_start, -1};
   return out;
 }
@@ -245,15 +279,21 @@ Solution solve(const Graph& graph, const SolveOptions& options) {
   const double started_s = now_seconds();
   const Floor floor = floor_of(graph, options);
   if (graph.budget_bytes < floor.bytes)
-    throw UserError(fmt::format("plan: the budget of {} bytes is below the floor of this step, {} bytes, {}",
-                                graph.budget_bytes, floor.bytes,
-                                floor.node < 0 ? "which its inputs, parameters and state take when it begins"
-                                               : fmt::format("which node {} needs", graph.nodes[floor.node].name)),
-                    "raise the budget, lower the batch, or allow more techniques");
+    throw UserError(
+        fmt::format("plan: the budget of {} bytes is below the floor of this step, {} bytes, {}", graph.budget_bytes,
+                    floor.bytes,
+                    floor.node < 0 ? "which what it keeps of its inputs, parameters and state takes when it begins"
+                                   : fmt::format("which node {} needs", graph.nodes[floor.node].name)),
+        "raise the budget, lower the batch, or allow more techniques");
   Search search(graph, options);
+  SolveOptions within_step = options;
+  within_step.across_steps = false;
   if (options.start) search.improve(*options.start);
   search.improve(search.all_resident());
-  for (const Keep keep : {Keep::kHost, Keep::kAgain, Keep::kAgainEarly, Keep::kPacked}) search.ascend(keep, options);
+  for (const Keep keep : {Keep::kHost, Keep::kAgain, Keep::kAgainEarly, Keep::kPacked}) {
+    search.ascend(keep, within_step);
+    if (options.offload && options.across_steps) search.ascend(keep, options);
+  }
   // A smaller budget than the one asked for leaves room for copies under way.
   constexpr int kBudgets = 6;
   std::vector<SolveOptions> techniques = {options};
@@ -263,6 +303,7 @@ Solution solve(const Graph& graph, const SolveOptions& options) {
     techniques.push_back(options);
     techniques.back().offload = false;
   }
+  if (options.offload && options.across_steps) techniques.push_back(within_step);
   for (int i = 0; i < kBudgets && search.in_time(); ++i) {
     if (search.best() && search.best()->decisions.gaps == search.all_resident().gaps && i == 0 &&
         search.best()->decisions.algorithms == search.all_resident().algorithms)
@@ -271,6 +312,7 @@ Solution solve(const Graph& graph, const SolveOptions& options) {
     for (const SolveOptions& allowed : techniques)
       if (search.in_time()) search.descend(search.all_resident(), budget, allowed);
   }
+  search.keep_what_need_not_wrap();
   if (!search.best())
     throw UserError(fmt::format("plan: no plan within {} bytes was found in {:.0f} s; the floor is {} bytes",
                                 graph.budget_bytes, now_seconds() - started_s, floor.bytes),

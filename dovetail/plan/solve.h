@@ -10,6 +10,7 @@ namespace dovetail::plan {
 
 struct SolveOptions {
   bool offload = true, recompute = true, compress = true;
+  bool across_steps = true;        ///< what is offloaded may be parameters and state over the end of the step
   bool algorithms = true;          ///< choose them; else each node takes its fastest
   int64_t least_bytes = 0;         ///< tensors below this stay where they are
   double time_limit_s = 10;        ///< an answer that has been found by then is the answer
@@ -25,7 +26,7 @@ struct Solution {
 };
 
 /// The memory that no plan of these options gets below, and the node that needs it: what it reads and writes, its least
-/// workspace, and what may not leave.
+/// workspace, and what may not leave; or, with node -1, what may not be away when the step begins.
 struct Floor {
   int64_t bytes = 0;
   int node = -1;
@@ -35,8 +36,9 @@ Floor floor_of(const Graph& graph, const SolveOptions& options);
 /// A plan within `graph.budget_bytes`, found greedily: while memory exceeds the budget somewhere, the change that costs
 /// the least time for each byte over the budget that it removes; then every change is taken back, or exchanged for
 /// another, that makes the step faster. It is begun anew for several budgets up to the one asked for and for each
-/// technique alone, and the fastest plan is kept. Throws UserError below the floor, naming the node, and where the
-/// search finds no plan.
+/// technique alone, with and without what starts on the host, and the fastest plan is kept; nothing starts on the host
+/// that makes no plan faster there. Throws UserError below the floor, naming the node, and where the search finds no
+/// plan.
 Solution solve(const Graph& graph, const SolveOptions& options);
 
 /// The plan that changes of single decisions, and of pairs, lead to from these, each making the step faster; from

@@ -84,6 +84,35 @@ def test_what_is_left_out_is_not_used(tmp_path):
     assert all(action["algo"] == "fast" or action["node"].startswith("u") for action in actions if "algo" in action)
 
 
+def test_parameters_and_state_may_be_on_the_host_between_steps(tmp_path):
+    graph = chain(6)
+    for tensor in graph["tensors"]:
+        if tensor["kind"] == "param":
+            tensor["bytes"] = 60
+    for i in range(6):
+        update = next(node for node in graph["nodes"] if node["name"] == f"u{i}")
+        for moment in (f"m{i}", f"v{i}"):
+            graph["tensors"].append({"id": moment, "bytes": 60, "kind": "state"})
+            graph["final"].append(moment)
+            update["mutates"].append(moment)
+    resident = 100 + 6 * 3 * 60
+    (tmp_path / "graph.json").write_text(json.dumps(graph))
+    words = ["plan", "graph.json", "--budget", "600", "--time-limit", 3]
+    stderr = dovetail(*words, "--without", "across-steps", folder=tmp_path, code=2).stderr
+    assert "below the floor of this step" in stderr
+    made = dovetail_json(*words, "--out", "plan.json", folder=tmp_path)
+    assert made["floor_bytes"] <= 600 < resident
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert len(plan["starts_on_host"]) * 60 == made["starts_on_host"]["bytes"] >= resident - 600
+    verdict = oracle(tmp_path, {**graph, "budget_bytes": 600})
+    assert verdict["valid"] and abs(verdict["makespan"] - made["makespan_s"]) < 1e-9, verdict
+    assert verdict["host_peak"] >= made["starts_on_host"]["bytes"]
+    assert "MiB, are on the host when the step begins" in dovetail(*words, folder=tmp_path).stdout
+    ample = dovetail_json("plan", "graph.json", "--budget", 10**6, "--out", "plan.json", folder=tmp_path)
+    assert ample["starts_on_host"]["tensors"] == 0
+    assert "starts_on_host" not in json.loads((tmp_path / "plan.json").read_text())
+
+
 def test_mistakes_are_named(tmp_path):
     graph = chain(4)
     (tmp_path / "graph.json").write_text(json.dumps(graph))

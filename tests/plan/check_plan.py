@@ -13,7 +13,7 @@ graph.json
   "nodes":[{"name":"conv1","inputs":[..],"outputs":[..],"mutates":[..],"random":false,"recomputable":true,
             "algos":[{"name":"gemm","time":s,"workspace":bytes},...]}],
   "final":["tensor ids that must be resident on device, exact, at the end"] }
-kind input/param/state: resident at t=0.  "mutates": in-place writes; every write makes a new version of that tensor.
+kind input/param/state: resident at t=0, but for those of the plan's "starts_on_host".  "mutates": in-place writes; every write makes a new version of that tensor.
 "pinned_order": nodes with mutates, or random and not recomputable, run exactly once.
 
 plan.json
@@ -21,7 +21,10 @@ plan.json
    {"id":1,"op":"offload","tensor":"x"}, {"op":"prefetch","tensor":"x"}, {"op":"free","tensor":"x"},
    {"op":"free_host","tensor":"x"}, {"op":"compress","tensor":"x","codec":"mxfp8"}, {"op":"decompress","tensor":"x"},
    {"op":"free_packed","tensor":"x"} ],
-  "claims":{"peak_bytes":..,"makespan":..} (opt) }
+  "claims":{"peak_bytes":..,"makespan":..} (opt),
+  "starts_on_host":[ids] (opt) }   # param and state only: at t=0 exact on the host, where they take bytes, and not on the
+                                   # device; at the end the newest version must be exact on the host ("final" does not ask
+                                   # for them on the device), so that the next step can begin in the same way
 Actions are in ISSUE order. Streams: compute (compute, compress, decompress, all frees are host-ordered on it), d2h, h2d
 (one FIFO each; with duplex=false the two copy streams share one engine). Start = max(end of previous on its stream,
 ends of deps, ends of the producers of what it reads). A copy listed between compute k and k+1 starts no earlier than
@@ -105,8 +108,19 @@ def check(g, p, tol=1e-9):
     def rel(t, b, l=None):
         (live if l is None else l).append((t, -1, -b))
 
+    away = p.get("starts_on_host", [])
+    if len(set(away)) != len(away):
+        raise Bad("starts_on_host names a tensor twice")
+    for x in away:
+        if x not in T or T[x].get("alias_of") or T[x]["kind"] not in ("param", "state"):
+            raise Bad(f"starts_on_host: {x} is no storage of kind param or state")
     for x, t in T.items():
-        if not t.get("alias_of") and t["kind"] in ("input", "param", "state"):
+        if t.get("alias_of") or t["kind"] not in ("input", "param", "state"):
+            continue
+        if x in away:
+            host[x] = dict(ver=0, exact=True, ready=0.0, last=0.0)
+            alloc(0.0, t["bytes"], hlive)
+        else:
             res[x] = dict(ver=0, exact=True, ready=0.0, last=0.0)
             alloc(0.0, t["bytes"])
     if g.get("base_bytes"):
@@ -259,8 +273,14 @@ def check(g, p, tol=1e-9):
     for nm in N:
         if not done.get(nm):
             raise Bad(f"node {nm} never runs")
+    for x in away:
+        h = host.get(x)
+        if h is None or h["ver"] != final_ver[x] or not h["exact"]:
+            raise Bad(f"{x} starts on the host; its newest version, exact, is not there at the end")
     for x in g.get("final", []):
         r = root(x)
+        if r in away:
+            continue
         e = res.get(r)
         if e is None:
             raise Bad(f"final tensor {x} not on device")

@@ -5,10 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "dovetail/base/error.h"
 #include "dovetail/plan/capture.h"
+#include "dovetail/plan/packing.h"
 #include "dovetail/plan/profile.h"
+#include "dovetail/plan/solve.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/plan/random_graph.h"
 #include "tests/plan/small_step.h"
@@ -19,15 +22,29 @@ namespace {
 constexpr int kSteps = 20;
 
 struct Trained {
-  std::vector<at::Tensor> losses, values;
+  std::vector<at::Tensor> losses, halfway, values;
 };
 
-Trained eager(SmallStep& step) {
+void set_values(const StepTensors& tensors, const std::vector<at::Tensor>& values) {
+  size_t i = 0;
+  for (const auto* list : {&tensors.parameters, &tensors.state})
+    for (const auto& [name, tensor] : *list) tensor.detach().copy_(values[i++]);
+}
+
+/// 20 steps by `run`, which returns the loss. Halfway all values are read, and changed.
+template <class Step>
+Trained train_by(Step& step, const std::function<at::Tensor()>& run) {
   Trained out;
   at::manual_seed(5);
   for (int i = 0; i < kSteps; ++i) {
+    if (i == kSteps / 2) {
+      out.halfway = step.values();
+      auto changed = step.values();
+      for (at::Tensor& value : changed) value.mul_(0.9);
+      set_values(step.tensors(), changed);
+    }
     step.new_batch(i);
-    out.losses.push_back(step()[0].clone());
+    out.losses.push_back(run().clone());
   }
   out.values = step.values();
   return out;
@@ -35,8 +52,60 @@ Trained eager(SmallStep& step) {
 
 void expect_same_bits(const Trained& a, const Trained& b) {
   for (int i = 0; i < kSteps; ++i) EXPECT_TRUE(a.losses[i].equal(b.losses[i])) << "loss of step " << i;
-  for (size_t i = 0; i < a.values.size(); ++i) EXPECT_TRUE(a.values[i].equal(b.values[i])) << "tensor " << i;
+  for (size_t i = 0; i < a.values.size(); ++i) {
+    EXPECT_TRUE(a.halfway[i].equal(b.halfway[i])) << "tensor " << i << " halfway";
+    EXPECT_TRUE(a.values[i].equal(b.values[i])) << "tensor " << i;
+  }
 }
+
+/// Linear layers whose Adam has far more to remember than the layers compute with.
+class AdamStep {
+ public:
+  AdamStep() {
+    at::manual_seed(1);
+    for (int i = 0; i < kLayers; ++i) {
+      const std::string name = "linear" + std::to_string(i);
+      parameters_.emplace_back(name, (at::randn({kWidth, kWidth}) * 0.05).requires_grad_());
+      state_.emplace_back(name + ".first", at::zeros({kWidth, kWidth}));
+      state_.emplace_back(name + ".second", at::zeros({kWidth, kWidth}));
+    }
+    input_ = at::randn({8, kWidth});
+  }
+
+  std::vector<at::Tensor> operator()() {
+    for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
+    at::Tensor x = input_;
+    for (auto& [name, parameter] : parameters_) x = at::linear(x, parameter).relu();
+    const at::Tensor loss = (x - input_).square().mean();
+    torch::autograd::backward({loss}, {});
+    const at::NoGradGuard no_grad;
+    for (size_t p = 0; p < parameters_.size(); ++p) {
+      const at::Tensor& gradient = parameters_[p].second.grad();
+      at::Tensor &first = state_[2 * p].second, &second = state_[2 * p + 1].second;
+      first.mul_(0.9).add_(gradient, 0.1);
+      second.mul_(0.99).addcmul_(gradient, gradient, 0.01);
+      parameters_[p].second.addcdiv_(first, second.sqrt().add_(1e-8), -1e-3);
+    }
+    return {loss.detach()};
+  }
+
+  StepTensors tensors() const { return {.inputs = {{"input", input_}}, .parameters = parameters_, .state = state_}; }
+
+  void new_batch(uint64_t step) { input_.copy_(at::randn(input_.sizes(), at::detail::createCPUGenerator(step))); }
+
+  std::vector<at::Tensor> values() const {
+    std::vector<at::Tensor> out;
+    for (const auto* list : {&parameters_, &state_})
+      for (const auto& [name, tensor] : *list) out.push_back(tensor.detach().clone());
+    return out;
+  }
+
+  static constexpr int64_t kLayers = 8, kWidth = 192, kBytes = 3 * kLayers * kWidth * kWidth * 4;
+
+ private:
+  std::vector<std::pair<std::string, at::Tensor>> parameters_, state_;
+  at::Tensor input_;
+};
 
 /// Where in the graph a storage is made, and where it is read last before the backward pass and first in it.
 struct Gap {
@@ -64,10 +133,11 @@ std::vector<Gap> gaps(const CapturedStep& step, const StepGraph& graph) {
   return out;
 }
 
-class ExecutedPlan : public testing::Test {
+template <class Step>
+class PlanOf : public testing::Test {
  protected:
-  ExecutedPlan() {
-    reference_ = eager(eager_step_);
+  PlanOf() {
+    reference_ = train_by(eager_step_, [&] { return eager_step_()[0]; });
     step_();
     captured_ = capture([&] { return step_(); }, step_.tensors());
     graph_ = graph_of(captured_);
@@ -89,36 +159,32 @@ class ExecutedPlan : public testing::Test {
 
   /// Trains as `eager` does, from the same values.
   Trained train(const std::filesystem::path& folder = {}) {
-    const SmallStep fresh;
-    const auto start = fresh.values();
-    size_t i = 0;
-    const auto tensors = step_.tensors();
-    for (const auto* list : {&tensors.parameters, &tensors.state})
-      for (const auto& [name, tensor] : *list) tensor.detach().copy_(start[i++]);
+    set_values(step_.tensors(), Step().values());
     Trained out;
     {
       Executor executor(captured_, graph_, plan_, {.folder = folder});
       EXPECT_LE(executor.arena_bytes(), graph_.graph.budget_bytes);
       peak_bytes_ = executor.predicted().peak_bytes;
       arena_bytes_ = executor.arena_bytes();
-      at::manual_seed(5);
-      for (int s = 0; s < kSteps; ++s) {
-        step_.new_batch(s);
+      out = train_by(step_, [&] {
         executor.run();
-        out.losses.push_back(executor.results()[0].clone());
-      }
+        return executor.results()[0];
+      });
     }
-    out.values = step_.values();
+    const auto values = step_.values();  // in memory of their own again
+    for (size_t i = 0; i < values.size(); ++i) EXPECT_TRUE(values[i].equal(out.values[i])) << "tensor " << i;
     return out;
   }
 
-  SmallStep eager_step_, step_;
+  Step eager_step_, step_;
   Trained reference_;
   CapturedStep captured_;
   StepGraph graph_;
   Plan plan_;
   int64_t peak_bytes_ = 0, arena_bytes_ = 0;
 };
+using ExecutedPlan = PlanOf<SmallStep>;
+using PlanAcrossSteps = PlanOf<AdamStep>;
 
 TEST_F(ExecutedPlan, KeepingAllIsEagerTrainingBitForBit) {
   expect_same_bits(train(), reference_);
@@ -170,6 +236,77 @@ TEST_F(ExecutedPlan, OperationsRunAgainDrawTheSameNumbers) {
   EXPECT_GE(again, 1);
   EXPECT_GE(random, 2);
   expect_same_bits(train(), reference_);
+}
+
+TEST_F(PlanAcrossSteps, ParametersAndStateThatStartOnTheHostAreThoseOfEagerTrainingBitForBit) {
+  const auto& nodes = graph_.graph.nodes;
+  for (size_t i = 0; i < graph_.graph.tensors.size(); ++i) {
+    const int t = static_cast<int>(i);
+    if (!may_start_on_host(graph_.graph.tensors[i].kind)) continue;
+    int first = -1, first_write = -1, last = -1;
+    for (size_t n = 0; n < nodes.size(); ++n) {
+      const bool writes = std::count(nodes[n].mutates.begin(), nodes[n].mutates.end(), t) > 0;
+      if (!writes && std::count(nodes[n].inputs.begin(), nodes[n].inputs.end(), t) == 0) continue;
+      last = static_cast<int>(n);
+      if (first < 0) first = last;
+      if (writes && first_write < 0) first_write = last;
+    }
+    ASSERT_GE(first_write, 0);
+    plan_.starts_on_host.push_back(t);
+    insert(position_of(last) + 1, {.op = Op::kFree, .tensor = t});
+    insert(position_of(last) + 1, {.op = Op::kOffload, .tensor = t});
+    insert(position_of(first), {.op = Op::kPrefetch, .tensor = t});
+    insert(position_of(first_write), {.op = Op::kFreeHost, .tensor = t});
+  }
+  ASSERT_EQ(plan_.starts_on_host.size(), 3 * AdamStep::kLayers);
+  expect_same_bits(train(), reference_);
+  EXPECT_LT(arena_bytes_, AdamStep::kBytes);
+  const test::TemporaryFolder folder;
+  expect_same_bits(train(folder.path()), reference_);
+  // Once more in steps of its own: what the executor left is whole.
+  set_values(step_.tensors(), AdamStep().values());
+  expect_same_bits(train_by(step_, [&] { return step_()[0]; }), reference_);
+}
+
+TEST_F(PlanAcrossSteps, SolvedPlansTakeLessThanParametersAndState) {
+  graph_.graph.bandwidth = {.to_host = 1e10, .to_device = 1e10};
+  SolveOptions options{.compress = false, .least_bytes = kPagedBytes, .time_limit_s = 0.5};
+  options.across_steps = false;
+  const int64_t resident = floor_of(graph_.graph, options).bytes;
+  EXPECT_GT(resident, AdamStep::kBytes);
+  options.across_steps = true;
+  const int64_t floor = floor_of(graph_.graph, options).bytes;
+  EXPECT_LT(floor, AdamStep::kBytes / 4);
+  const test::TemporaryFolder folder;
+  for (const double share : {0.3, 0.7}) {
+    SCOPED_TRACE(share);
+    graph_.graph.budget_bytes = static_cast<int64_t>(share * static_cast<double>(resident));
+    plan_ = solve(graph_.graph, options).schedule.plan;
+    EXPECT_FALSE(plan_.starts_on_host.empty());
+    graph_.graph.budget_bytes += graph_.graph.budget_bytes / 10;  // for what the addresses leave unused
+    expect_same_bits(train(share < 0.5 ? folder.path() : ""), reference_);
+  }
+}
+
+TEST_F(ExecutedPlan, WhatIsTooSmallToBeOffloadedMayNotStartOnTheHost) {
+  const auto& tensors = graph_.graph.tensors;
+  const auto small =
+      std::find_if(tensors.begin(), tensors.end(), [](const auto& t) { return t.id == "norm.weight.momentum"; });
+  ASSERT_NE(small, tensors.end());
+  const int t = static_cast<int>(small - tensors.begin());
+  plan_.starts_on_host = {t};
+  const auto user = std::find_if(plan_.actions.begin(), plan_.actions.end(), [&](const Action& action) {
+    if (action.op != Op::kCompute) return false;
+    const auto& list = graph_.graph.nodes[action.node].mutates;
+    return std::count(list.begin(), list.end(), t) > 0;
+  });
+  ASSERT_NE(user, plan_.actions.end());
+  const int at = static_cast<int>(user - plan_.actions.begin());
+  plan_.actions.push_back({.op = Op::kOffload, .tensor = t});
+  insert(at, {.op = Op::kFreeHost, .tensor = t});
+  insert(0, {.op = Op::kPrefetch, .tensor = t});
+  EXPECT_THAT([&] { Executor(captured_, graph_, plan_, {}); },
+              testing::ThrowsMessage<UserError>(testing::HasSubstr("norm.weight.momentum of 64 bytes is too small")));
 }
 
 TEST_F(ExecutedPlan, AnotherShapeIsAnError) {

@@ -69,4 +69,22 @@ inline Graph random_step(Random& random, int layers) {
   return graph;
 }
 
+/// Gives some of the updates of a random step a momentum, which they change with their parameter, and makes others
+/// leave their parameter as it is.
+inline void add_state(Random& random, Graph& graph) {
+  for (GraphNode& node : graph.nodes) {
+    if (node.mutates.empty()) continue;
+    const int what = draw(random, 0, 3);
+    if (what == 0) {
+      node.inputs.push_back(node.mutates[0]);
+      node.mutates.clear();
+    } else if (what < 3) {
+      node.mutates.push_back(static_cast<int>(graph.tensors.size()));
+      graph.final.push_back(node.mutates.back());
+      graph.tensors.push_back(
+          {.id = "m" + node.name.substr(1), .bytes = 8 * draw(random, 1, 6), .kind = TensorKind::kState});
+    }
+  }
+}
+
 }  // namespace dovetail::plan

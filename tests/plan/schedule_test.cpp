@@ -34,13 +34,85 @@ TEST(Schedule, KeepingAllIsEveryNodeOnce) {
   }
 }
 
+/// A chain of nodes that take so many seconds, over tensors of 8 and 16 bytes at 10 bytes a second out and 8 back.
+Graph chain(std::vector<GraphTensor> tensors, std::vector<GraphNode> nodes, const std::vector<double>& seconds) {
+  Graph graph{.budget_bytes = int64_t{1} << 40, .tensors = std::move(tensors), .nodes = std::move(nodes)};
+  graph.bandwidth = {.to_host = 10, .to_device = 8};
+  for (size_t n = 0; n < seconds.size(); ++n) graph.nodes[n].algorithms = {{"only", seconds[n], 0}};
+  return graph;
+}
+
+TEST(Schedule, AGapThatWrapsIsFetchedInTimeAndWrittenBackBeforeTheStepEnds) {
+  const std::vector<GraphTensor> tensors = {{.id = "x", .bytes = 8, .kind = TensorKind::kInput},
+                                            {.id = "w", .bytes = 8, .kind = TensorKind::kParam},
+                                            {.id = "v", .bytes = 8, .kind = TensorKind::kState},
+                                            {.id = "a", .bytes = 8},
+                                            {.id = "b", .bytes = 8},
+                                            {.id = "g", .bytes = 8}};
+  const GraphNode f1{.name = "f1", .inputs = {0}, .outputs = {3}};
+  const GraphNode f2{.name = "f2", .inputs = {3, 1}, .outputs = {4}};
+  const GraphNode b2{.name = "b2", .inputs = {4}, .outputs = {5}};
+  const GraphNode u2{.name = "u2", .inputs = {5}, .mutates = {1}};
+  const GraphNode f0{.name = "f0", .inputs = {0, 2}};
+  const auto ends = [&](const std::vector<GraphNode>& nodes, const std::vector<double>& seconds, int64_t peak) {
+    Graph graph = chain(tensors, nodes, seconds);
+    graph.final = {1, 2};
+    const Scheduler scheduler(graph);
+    Decisions decisions = all_resident(graph, scheduler);
+    EXPECT_GE(scheduler.wrapped_gap(1), 0);
+    EXPECT_LT(scheduler.wrapped_gap(0), 0);
+    decisions.gaps[scheduler.wrapped_gap(1)] = Keep::kHost;
+    const auto made = scheduler.schedule(decisions, peak);
+    EXPECT_TRUE(made);
+    if (!made) return 0.0;
+    EXPECT_THAT(made->plan.starts_on_host, testing::ElementsAre(1));
+    EXPECT_EQ(made->timeline.peak_bytes, peak);
+    EXPECT_FALSE(scheduler.schedule(decisions, peak - 1));
+    return made->timeline.makespan_s;
+  };
+  // Fetched under f1 (0 to 1 s of its 2), written back under f0 from 5 to 5.8 s.
+  EXPECT_DOUBLE_EQ(ends({f1, f2, b2, u2, f0}, {2, 1, 1, 1, 2}, 40), 7);
+  // The write back after the last node ends the step.
+  EXPECT_DOUBLE_EQ(ends({f0, f1, f2, b2, u2}, {2, 2, 1, 1, 1}, 40), 7.8);
+  // Needed at once, it is awaited.
+  const GraphNode at_once{.name = "f", .inputs = {0, 1}, .outputs = {4}};
+  EXPECT_DOUBLE_EQ(ends({at_once, b2, u2, f0}, {1, 1, 1, 2}, 40), 6);
+}
+
+// a1 is made again from a0, which comes back for that and not only for the node after.
+TEST(Schedule, AFetchIsInTimeForWhatIsMadeAgainFromIt) {
+  Graph graph = chain({{.id = "x", .bytes = 8, .kind = TensorKind::kInput},
+                       {.id = "a0", .bytes = 16},
+                       {.id = "a1", .bytes = 8},
+                       {.id = "a2", .bytes = 8},
+                       {.id = "g2", .bytes = 8},
+                       {.id = "g1", .bytes = 8},
+                       {.id = "g0", .bytes = 8}},
+                      {{.name = "f0", .inputs = {0}, .outputs = {1}},
+                       {.name = "f1", .inputs = {1}, .outputs = {2}},
+                       {.name = "f2", .inputs = {2}, .outputs = {3}},
+                       {.name = "b2", .inputs = {3}, .outputs = {4}},
+                       {.name = "b1", .inputs = {2, 4}, .outputs = {5}},
+                       {.name = "b0", .inputs = {1, 5}, .outputs = {6}}},
+                      {1, 1, 4, 4, 4, 1});
+  const Scheduler scheduler(graph);
+  Decisions decisions = all_resident(graph, scheduler);
+  for (size_t g = 0; g < decisions.gaps.size(); ++g)
+    decisions.gaps[g] = scheduler.gaps()[g].tensor == 1 ? Keep::kHost : Keep::kAgain;
+  const auto made = scheduler.schedule(decisions, graph.budget_bytes);
+  ASSERT_TRUE(made);
+  EXPECT_EQ(made->timeline.again, 1);
+  EXPECT_DOUBLE_EQ(made->timeline.makespan_s, 16);  // every node, and f1 again
+}
+
 // Whatever is decided: a plan that check accepts, with a smaller peak when memory is given up, or a misfit that says
 // why.
 TEST(Schedule, AnyDecisionsGiveAPlanThatIsValid) {
   Random random(4);
-  int made_plans = 0, smaller = 0, refused = 0;
+  int made_plans = 0, smaller = 0, refused = 0, across = 0;
   for (int round = 0; round < 4000; ++round) {
-    const Graph graph = random_step(random, draw(random, 2, 6));
+    Graph graph = random_step(random, draw(random, 2, 6));
+    if (round % 2 == 0) add_state(random, graph);
     const Scheduler scheduler(graph);
     Decisions decisions = all_resident(graph, scheduler);
     for (int& algorithm : decisions.algorithms)
@@ -75,6 +147,8 @@ TEST(Schedule, AnyDecisionsGiveAPlanThatIsValid) {
       continue;
     }
     ++made_plans;
+    for (const int t : made->plan.starts_on_host) EXPECT_EQ(decisions.gaps[scheduler.wrapped_gap(t)], Keep::kHost);
+    across += made->plan.starts_on_host.empty() ? 0 : 1;
     smaller += made->timeline.peak_bytes < kept->timeline.peak_bytes ? 1 : 0;
     // With less memory it waits for copies that leave, and is still valid.
     const int64_t least = made->timeline.peak_bytes - 8 * draw(random, 1, 4);
@@ -84,6 +158,7 @@ TEST(Schedule, AnyDecisionsGiveAPlanThatIsValid) {
   EXPECT_GT(made_plans, 2500);
   EXPECT_GT(smaller, 800);
   EXPECT_GT(refused, 0);
+  EXPECT_GT(across, 500);
 }
 
 }  // namespace
