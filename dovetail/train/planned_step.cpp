@@ -21,7 +21,7 @@ namespace dovetail {
 namespace {
 
 constexpr int kProfiledSteps = 4;  // the first warms up
-constexpr int64_t kMeasuredCopyBytes = int64_t{64} << 20;
+constexpr int64_t kMeasuredCopyBytes = int64_t{128} << 20;
 constexpr int kMeasuredCopies = 3;
 
 }  // namespace
@@ -83,7 +83,7 @@ struct PlannedStep::State {
     made.floor_bytes = plan::floor_of(graph.graph, how).bytes;
     const plan::Solution solution = plan::solve_placed(graph.graph, how).solution;
     plan = solution.schedule.plan;
-    made.predicted_s = solution.schedule.timeline.makespan_s;
+    made.predicted_s = solution.schedule.expected_s;
     made.solve_s = solution.seconds;
     made.nodes = static_cast<int>(graph.nodes.size());
     count_moved(made);
@@ -115,7 +115,8 @@ nlohmann::ordered_json to_json(const MemoryPlanReport& report) {
           {"keep_all_s", report.keep_all_s},
           {"solve_s", report.solve_s},
           {"to_slow_bytes_per_s", report.bandwidth.to_host},
-          {"to_fast_bytes_per_s", report.bandwidth.to_device}};
+          {"to_fast_bytes_per_s", report.bandwidth.to_device},
+          {"slowdown", report.bandwidth.slowdown}};
 }
 
 PlannedStep::PlannedStep(std::function<void(const at::Tensor& tokens)> work, plan::StepTensors tensors, Options options)
