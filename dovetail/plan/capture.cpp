@@ -161,7 +161,8 @@ class Recorder {
         if (!tensor.defined() || known(tensor)) return TensorUse{};
         only_views = false;
         check_kind_of_tensor(tensor, name, layer);
-        made.makes.push_back(add_storage(tensor, fmt::format("{}:{}", name, step_.operations.size())));
+        const std::string number = made.makes.empty() ? "" : fmt::format(".{}", made.makes.size());
+        made.makes.push_back(add_storage(tensor, fmt::format("{}:{}{}", name, step_.operations.size(), number)));
         made.makes_allocation.push_back(log_->allocation_at(tensor.storage().data()));
         return TensorUse{};
       });

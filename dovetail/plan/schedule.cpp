@@ -285,7 +285,9 @@ class Walk {
 
   bool make_again(int t) {
     const int p = s_.producer_[t];
-    if (p < 0 || graph_.nodes[p].runs_once() || version_[t] != 0) return fail(0);
+    if (p < 0 || graph_.nodes[p].runs_once()) return fail(0);
+    for (const int o : graph_.nodes[p].outputs)
+      if (version_[graph_.root(o)] != 0) return fail(0);
     std::vector<int> brought;
     for (const int input : s_.reads_[p]) {
       if (!now_[input].resident) brought.push_back(input);
@@ -471,7 +473,12 @@ Scheduler::Scheduler(const Graph& graph)
 
 bool Scheduler::can_be_made_again(int gap) const {
   const int p = producer_[gaps_[gap].tensor];
-  return p >= 0 && !graph_.nodes[p].runs_once() && writers_[gaps_[gap].tensor].empty();
+  if (p < 0 || graph_.nodes[p].runs_once() || !writers_[gaps_[gap].tensor].empty()) return false;
+  // Nor may it undo what has been written to its other outputs by then.
+  return std::none_of(graph_.nodes[p].outputs.begin(), graph_.nodes[p].outputs.end(), [&](int o) {
+    const auto& writers = writers_[graph_.root(o)];
+    return !writers.empty() && writers.front() < gaps_[gap].to;
+  });
 }
 
 bool Scheduler::is_moot(const Decisions& decisions, int gap) const {

@@ -40,7 +40,7 @@ struct Decisions {
 struct Schedule {
   Plan plan;
   Timeline timeline;
-  double expected_s = 0;  ///< timeline.makespan_s, and what computing falls behind during its copies
+  double expected_s = 0;               ///< timeline.makespan_s, and what computing falls behind during its copies
   std::vector<int64_t> slot_bytes;     ///< the most memory held while each node, and what is made again for it, runs
   std::vector<int64_t> settled_bytes;  ///< the same if copies that leave had left at once: what waiting can come to
 };

@@ -6,6 +6,8 @@
 #include <array>
 #include <functional>
 #include <limits>
+#include <map>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -31,8 +33,38 @@ int64_t least_workspace(const GraphNode& node) {
   return least;
 }
 
-/// One decision taken otherwise.
+/// One decision, or those of several gaps that are alike, taken otherwise.
 using Change = std::function<void(Decisions&)>;
+
+/// What a node is in its layer, the same in each of several blocks: "blocks.#.ffn aten::add 4".
+std::vector<std::string> roles_of(const Graph& graph) {
+  std::vector<std::string> out;
+  int in_layer = 0;
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const GraphNode& node = graph.nodes[n];
+    in_layer = n > 0 && graph.nodes[n - 1].layer == node.layer ? in_layer + 1 : 0;
+    std::string layer = node.layer;
+    for (char& c : layer)
+      if (c >= '0' && c <= '9') c = '#';
+    out.push_back(fmt::format("{} {} {}", layer, node.name.substr(0, node.name.rfind(':')), in_layer));
+  }
+  return out;
+}
+
+/// Gaps of equal tensors between nodes of equal roles, which the blocks of a model repeat; those of two or more.
+std::vector<std::vector<int>> alike(const Graph& graph, const std::vector<Gap>& gaps) {
+  const std::vector<std::string> roles = roles_of(graph);
+  std::map<std::tuple<std::string, std::string, bool, int64_t>, std::vector<int>> found;
+  for (size_t g = 0; g < gaps.size(); ++g) {
+    const Gap& gap = gaps[g];
+    found[{gap.from < 0 ? "" : roles[gap.from], roles[gap.to], gap.wraps, graph.tensors[gap.tensor].bytes}].push_back(
+        static_cast<int>(g));
+  }
+  std::vector<std::vector<int>> out;
+  for (auto& [key, members] : found)
+    if (members.size() > 1) out.push_back(std::move(members));
+  return out;
+}
 
 /// Whether a gap may be spent on the host.
 bool may_be_offloaded(const Graph& graph, const Gap& gap, const SolveOptions& allowed) {
@@ -43,7 +75,11 @@ bool may_be_offloaded(const Graph& graph, const Gap& gap, const SolveOptions& al
 class Search {
  public:
   Search(const Graph& graph, const SolveOptions& options)
-      : graph_(graph), options_(options), scheduler_(graph), deadline_s_(now_seconds() + options.time_limit_s) {}
+      : graph_(graph),
+        options_(options),
+        scheduler_(graph),
+        alike_(alike(graph, scheduler_.gaps())),
+        deadline_s_(now_seconds() + options.time_limit_s) {}
 
   const Scheduler& scheduler() const { return scheduler_; }
   bool in_time() const { return now_seconds() < deadline_s_; }
@@ -66,10 +102,12 @@ class Search {
   void descend(Decisions decisions, int64_t budget_bytes, const SolveOptions& allowed) {
     auto now = scheduler_.schedule(decisions, kNoBudget);
     int64_t excess = now ? excess_of(*now, budget_bytes) : 0;
+    bool together = !alike_.empty();  // as long as that helps
     while (now && excess > 0 && in_time()) {
       Decisions chosen;
       std::array<double, 3> least = {2, 0, 0};
-      for (const auto& change : changes(decisions, *now, budget_bytes, allowed)) {
+      for (const auto& change :
+           together ? changes_of_alike(decisions, allowed, false) : changes(decisions, *now, budget_bytes, allowed)) {
         Decisions changed = decisions;
         change(changed);
         const auto made = scheduler_.schedule(changed, kNoBudget);
@@ -80,6 +118,10 @@ class Search {
         const std::array<double, 3> rank = {gained > 0 ? 0.0 : 1.0, gained > 0 ? cost_s / gained : -gained, -gained};
         if (rank < least) least = rank, chosen = std::move(changed);
         if (!in_time()) break;
+      }
+      if (together && (chosen.gaps.empty() || least[0] > 0)) {
+        together = false;
+        continue;
       }
       if (chosen.gaps.empty()) return;
       decisions = std::move(chosen);
@@ -125,12 +167,17 @@ class Search {
         now = std::move(made);
         better = true;
       };
-      for (const Change& change : single_changes(decisions)) {
-        if (!in_time()) break;
-        Decisions changed = decisions;
-        change(changed);
-        attempt(std::move(changed));
-      }
+      const auto attempt_each = [&](const std::vector<Change>& changes) {
+        for (const Change& change : changes) {
+          if (!in_time()) break;
+          Decisions changed = decisions;
+          change(changed);
+          attempt(std::move(changed));
+        }
+      };
+      attempt_each(changes_of_alike(decisions, options_, true));
+      if (better) continue;
+      attempt_each(single_changes(decisions));
       if (better) continue;
       // One change does not help: two at once, of which one may give the other its memory.
       const auto all = single_changes(decisions);
@@ -183,6 +230,27 @@ class Search {
     return out;
   }
 
+  /// Every other way for all gaps that are alike, and for the first half of them; of `moved`, if not asked for, only
+  /// those that are resident now.
+  std::vector<Change> changes_of_alike(const Decisions& decisions, const SolveOptions& allowed, bool moved) const {
+    std::vector<Change> out;
+    for (const std::vector<int>& gaps : alike_)
+      for (const auto& way : ways(gaps.front(), allowed, moved)) {
+        std::vector<int> others;
+        for (const int g : gaps)
+          if ((moved || decisions.gaps[g] == Keep::kResident) &&
+              way != std::pair(decisions.gaps[g], decisions.codec[g]) && !scheduler_.is_moot(decisions, g))
+            others.push_back(g);
+        for (const size_t count : {others.size(), others.size() / 2})
+          if (count > 1)
+            out.emplace_back([way, some = std::vector(others.begin(), others.begin() + static_cast<int64_t>(count))](
+                                 Decisions& changed) {
+              for (const int g : some) std::tie(changed.gaps[g], changed.codec[g]) = way;
+            });
+      }
+    return out;
+  }
+
   /// Every other way for each gap, and every other algorithm for each node.
   std::vector<Change> single_changes(const Decisions& decisions) const {
     std::vector<Change> out;
@@ -221,6 +289,7 @@ class Search {
   const Graph& graph_;
   const SolveOptions& options_;
   const Scheduler scheduler_;
+  const std::vector<std::vector<int>> alike_;
   const double deadline_s_;
   std::optional<Solution> best_;
 };

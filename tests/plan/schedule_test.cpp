@@ -79,6 +79,37 @@ TEST(Schedule, AGapThatWrapsIsFetchedInTimeAndWrittenBackBeforeTheStepEnds) {
   EXPECT_DOUBLE_EQ(ends({at_once, b2, u2, f0}, {1, 1, 1, 2}, 40), 6);
 }
 
+// f makes a and b; b is changed before a is wanted again.
+TEST(Schedule, ANodeDoesNotRunAgainOnceAnotherOfItsOutputsHasChanged) {
+  Graph graph = chain({{.id = "x", .bytes = 8, .kind = TensorKind::kInput},
+                       {.id = "a", .bytes = 8},
+                       {.id = "b", .bytes = 8},
+                       {.id = "c", .bytes = 8}},
+                      {{.name = "f", .inputs = {0}, .outputs = {1, 2}},
+                       {.name = "scale", .mutates = {2}},
+                       {.name = "g", .inputs = {2}, .outputs = {3}},
+                       {.name = "h", .inputs = {1, 2, 3}}},
+                      {1, 1, 1, 1});
+  const auto ask = [&](int gap_to) {
+    const Scheduler scheduler(graph);
+    Decisions decisions = all_resident(graph, scheduler);
+    for (size_t g = 0; g < scheduler.gaps().size(); ++g) {
+      if (scheduler.gaps()[g].tensor != 1) continue;
+      EXPECT_EQ(scheduler.gaps()[g].to, gap_to);
+      decisions.gaps[g] = Keep::kAgain;
+      return std::pair(scheduler.can_be_made_again(static_cast<int>(g)),
+                       scheduler.schedule(decisions, graph.budget_bytes).has_value());
+    }
+    return std::pair(false, false);
+  };
+  EXPECT_EQ(ask(3), std::pair(false, false));
+  std::swap(graph.nodes[1], graph.nodes[2]);  // changed later, but still before
+  EXPECT_EQ(ask(3), std::pair(false, false));
+  graph.nodes[2].mutates = {3};
+  graph.nodes[1].name = "k";
+  EXPECT_EQ(ask(3), std::pair(true, true));
+}
+
 // a1 is made again from a0, which comes back for that and not only for the node after.
 TEST(Schedule, AFetchIsInTimeForWhatIsMadeAgainFromIt) {
   Graph graph = chain({{.id = "x", .bytes = 8, .kind = TensorKind::kInput},

@@ -87,6 +87,9 @@ TEST_P(PlannedTraining, GivesTheSameBitsWithinItsBudget) {
     EXPECT_LE(report->arena_bytes, report->budget_bytes);
     EXPECT_LT(report->budget_bytes, report->keep_all_bytes);
     EXPECT_GT(report->offloaded_bytes + report->again_bytes, 0);
+    planned.step->memory_plan()->write(folder.path());
+    const plan::Graph graph = plan::read_graph(folder / "graph.json");
+    EXPECT_LE(plan::check(graph, plan::read_plan(folder / "plan.json", graph)).peak_bytes, report->arena_bytes);
     const auto a = plain.optimizer->tensors(), b = planned.optimizer->tensors();
     for (const auto& [name, tensor] : a) EXPECT_TRUE(torch::equal(tensor, b.at(name))) << name;
     EXPECT_EQ(planned.optimizer->updates(), kSteps - 1);
