@@ -22,6 +22,7 @@
 #include "dovetail/models/gpt.h"
 #include "dovetail/models/size.h"
 #include "dovetail/train/optimizer.h"
+#include "dovetail/train/planned_step.h"
 #include "dovetail/train/step.h"
 
 namespace {
@@ -32,7 +33,8 @@ struct Options {
   ModelConfig model;
   int64_t batch = 1, threads = 1;
   double lr = 1e-3;
-  std::string dtype = "fp32", weights;
+  std::string dtype = "fp32", weights, budget, folder;
+  bool checkpoint = false;
 };
 
 Options parse(int argc, char** argv) {
@@ -48,6 +50,9 @@ Options parse(int argc, char** argv) {
   app.add_option("--lr", options.lr)->required();
   app.add_option("--dtype", options.dtype)->check(CLI::IsMember({"fp32", "bf16"}))->required();
   app.add_option("--save-weights", options.weights)->required();
+  app.add_option("--budget", options.budget, "train by a memory plan");
+  app.add_option("--folder", options.folder, "disk tier of the plan");
+  app.add_flag("--checkpoint", options.checkpoint, "recompute every block");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -91,7 +96,10 @@ int run(int argc, char** argv) {
   Optimizer optimizer(*model, {.lr = options.lr, .betas = {0.9, 0.95}, .eps = 1e-8, .weight_decay = 0.1});
   if (options.dtype == "bf16") model->set_compute_dtype(at::kBFloat16);
   optimizer.bind(*model);
+  model->checkpoint_activations = options.checkpoint;
   TrainStep step(model, optimizer, world_from_environment(), {.micro_batch = options.batch, .clip = 1.0});
+
+  if (!options.budget.empty()) step.plan_memory({.budget = options.budget, .folder = options.folder});
 
   // torch.randint under the same seed in bench/peer_gpt.py gives the same tokens.
   auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
@@ -111,6 +119,10 @@ int run(int argc, char** argv) {
       const double begin = now_seconds();
       for (int64_t i = 0; i < count; ++i) losses.push_back(step.run(tokens, options.lr, /*want_stop=*/false).loss);
       reply({{"seconds", now_seconds() - begin}, {"losses", losses}});
+    } else if (command == "plan") {  // trains until there is one
+      while (!step.memory_plan()->report()) step.run(tokens, options.lr, /*want_stop=*/false);
+      reset_peak_resident();
+      reply(to_json(*step.memory_plan()->report()));
     } else if (command == "memory") {
       reply({{"bytes", peak_resident_bytes() - baseline}});
     } else if (command == "rate") {  // after "memory": its operands count
@@ -119,7 +131,7 @@ int run(int argc, char** argv) {
     } else if (command == "shares") {
       reply(shares_of(step, tokens, options.lr));
     } else {
-      throw UserError(fmt::format("unknown command '{}'", command), "steps N, memory, rate or shares");
+      throw UserError(fmt::format("unknown command '{}'", command), "steps N, plan, memory, rate or shares");
     }
   }
   return 0;

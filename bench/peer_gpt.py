@@ -5,6 +5,7 @@ bench/gpt.py on stdin and stdout.
 """
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 EPS = 1e-5
 
@@ -44,12 +46,13 @@ class PeerGPT(nn.Module):
         self.positions = nn.Embedding(context, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width, eps=EPS)
+        self.recompute = False
 
     def forward(self, tokens):
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         x = self.embed(inputs) + self.positions.weight[: inputs.shape[1]]
         for block in self.blocks:
-            x = block(x)
+            x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
         logits = F.linear(self.norm(x), self.embed.weight)
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
@@ -77,6 +80,7 @@ class Step:
 
     def __init__(self, model: PeerGPT, precision: str, compiled: bool, lr: float):
         self.model, self.precision = model, precision
+        self.save_on_cpu = False
         self.masters = None
         if precision == "master":
             self.masters = [p.detach().clone() for p in model.parameters()]
@@ -91,7 +95,8 @@ class Step:
         self.forward = torch.compile(model) if compiled else model
 
     def __call__(self, tokens) -> float:
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "autocast"):
+        saving = torch.autograd.graph.save_on_cpu() if self.save_on_cpu else contextlib.nullcontext()
+        with saving, torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "autocast"):
             loss = self.forward(tokens)
         loss.backward()
         if self.masters:
@@ -139,6 +144,8 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--precision", choices=["fp32", "autocast", "master"], required=True)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--checkpoint", action="store_true", help="recompute every block")
+    parser.add_argument("--save-on-cpu", action="store_true", help="torch.autograd.graph.save_on_cpu")
     parser.add_argument("--weights", required=True)
     parser.add_argument("--lr", type=float, required=True)
     options = parser.parse_args()
@@ -149,7 +156,9 @@ def main() -> None:
         file.write("5")
     model = PeerGPT(options.layers, options.width, options.heads, options.context, options.vocab)
     load_ours(model, options.weights)
+    model.recompute = options.checkpoint
     step = Step(model, options.precision, options.compile, options.lr)
+    step.save_on_cpu = options.save_on_cpu
     generator = torch.Generator().manual_seed(1)
     shape = (options.batch, options.context + 1)
     tokens = torch.randint(options.vocab, shape, generator=generator)

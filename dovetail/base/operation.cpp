@@ -11,6 +11,8 @@ struct HeldBody : torch::CustomClassHolder {
   OperationBody body;
 };
 
+thread_local bool unrecorded = false;
+
 void run(const c10::OperatorHandle&, torch::jit::Stack* stack) {
   const auto body = c10::static_intrusive_pointer_cast<HeldBody>(torch::jit::pop(*stack).toCapsule());
   Operands of;
@@ -21,6 +23,10 @@ void run(const c10::OperatorHandle&, torch::jit::Stack* stack) {
 }
 
 }  // namespace
+
+UnrecordedAllocations::UnrecordedAllocations() : before_(std::exchange(unrecorded, true)) {}
+UnrecordedAllocations::~UnrecordedAllocations() { unrecorded = before_; }
+bool allocations_are_recorded() { return !unrecorded; }
 
 std::vector<at::Tensor> dispatch_operation(const std::string& name, Operands of, OperationBody body) {
   static const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow("dovetail::operation", "");

@@ -25,6 +25,20 @@ inline bool operations_are_recorded() {
   return keys.included_.has(c10::DispatchKey::Fake) && !keys.excluded_.has(c10::DispatchKey::Fake);
 }
 
+/// While one lives, what this thread allocates is not part of the operation that is recorded or run: what a collective
+/// allocates, say, and frees on a thread of its own at some time.
+class UnrecordedAllocations {
+ public:
+  UnrecordedAllocations();
+  ~UnrecordedAllocations();
+  UnrecordedAllocations(const UnrecordedAllocations&) = delete;
+  UnrecordedAllocations& operator=(const UnrecordedAllocations&) = delete;
+
+ private:
+  bool before_;
+};
+bool allocations_are_recorded();
+
 /// `body` by way of the dispatcher: torch.ops.dovetail.operation, whose first argument is `name`.
 std::vector<at::Tensor> dispatch_operation(const std::string& name, Operands of, OperationBody body);
 

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
 
 namespace dovetail {
@@ -57,7 +58,8 @@ struct GradientReducer::State {
 
   std::vector<Parameter> parameters;
   std::vector<Bucket> buckets;
-  std::vector<std::unique_ptr<Group::Work>> running;  // buckets [0, running.size()) have been started
+  std::vector<std::unique_ptr<Group::Work>> running;
+  size_t started = 0;  // buckets [0, started) of this step
   bool armed = false;
   double exposed_s = 0;
 
@@ -158,10 +160,14 @@ void GradientReducer::State::arrived(size_t i) {
 
 /// In bucket order on every rank, whatever the order in which gradients arrive: collectives are matched by order.
 void GradientReducer::State::start_ready_buckets() {
-  while (running.size() < buckets.size() && buckets[running.size()].missing == 0) {
-    const TraceSpan span("start all_reduce");
-    Bucket& bucket = buckets[running.size()];
-    running.push_back(bucket.group->all_reduce_async(bucket.flat));
+  for (; started < buckets.size() && buckets[started].missing == 0; ++started) {
+    operation("dovetail::all_reduce_start", {.changes = {buckets[started].flat}},
+              [this, group = buckets[started].group.get()](const Operands& of) {
+                const TraceSpan span("start all_reduce");
+                const UnrecordedAllocations of_the_group;
+                running.push_back(group->all_reduce_async(of.changes[0]));
+                return std::vector<at::Tensor>();
+              });
   }
 }
 
@@ -183,6 +189,7 @@ void GradientReducer::begin() {
   state_->armed = false;
   for (auto& work : state_->running) work->wait();  // of a step that failed half-way, on all ranks alike
   state_->running.clear();
+  state_->started = 0;
   for (auto& p : state_->parameters) {
     p.tensor.mutable_grad().reset();
     p.summed = p.arrived = false;
@@ -202,11 +209,18 @@ void GradientReducer::finish() {
     if (!p.alone() && !p.summed) p.sum.zero_();
   for (auto& bucket : state_->buckets) bucket.missing = 0;
   state_->start_ready_buckets();
-  const double start = now_seconds();
-  const TraceSpan span("wait all_reduce");
-  for (auto& work : state_->running) work->wait();
-  state_->running.clear();
-  state_->exposed_s = now_seconds() - start;
+  Operands all;
+  for (const auto& bucket : state_->buckets) all.changes.push_back(bucket.flat);
+  if (all.changes.empty()) return;
+  operation("dovetail::all_reduce_wait", std::move(all), [state = state_.get()](const Operands&) {
+    const double start = now_seconds();
+    const TraceSpan span("wait all_reduce");
+    const UnrecordedAllocations of_the_group;
+    for (auto& work : state->running) work->wait();
+    state->running.clear();
+    state->exposed_s = now_seconds() - start;
+    return std::vector<at::Tensor>();
+  });
 }
 
 at::Tensor GradientReducer::gradient(size_t i) const {

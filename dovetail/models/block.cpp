@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/layer_scope.h"
 #include "dovetail/ops/functions.h"
 
 namespace dovetail {
@@ -113,17 +114,17 @@ at::Tensor Attention::forward(const at::Tensor& x_btc, const Norm& norm, CacheSl
 }
 
 Block::Block(const ModelConfig& config, int64_t index, c10::Device device,
-             std::shared_ptr<const moe::ExpertRanks> ranks) {
-  const std::string name = fmt::format("blocks.{}", index);
+             std::shared_ptr<const moe::ExpertRanks> ranks)
+    : name_(fmt::format("blocks.{}", index)) {
   attention_norm_ = register_module("attention_norm", std::make_shared<Norm>(config, device));
-  attention_ = register_module("attention", std::make_shared<Attention>(config, name + ".attention", device));
+  attention_ = register_module("attention", std::make_shared<Attention>(config, name_ + ".attention", device));
   ffn_norm_ = register_module("ffn_norm", std::make_shared<Norm>(config, device));
   if (moe::has_experts(config.moe, index)) {
     moe_ = register_module("moe",
                            std::make_shared<moe::Layer>(config.moe, moe::Layer::Options{.width = config.width,
                                                                                         .activation = config.activation,
                                                                                         .bias = config.bias,
-                                                                                        .name = name + ".moe",
+                                                                                        .name = name_ + ".moe",
                                                                                         .device = device,
                                                                                         .ranks = std::move(ranks)}));
   } else {
@@ -131,13 +132,19 @@ Block::Block(const ModelConfig& config, int64_t index, c10::Device device,
                                                                                      .width = config.ffn_width,
                                                                                      .activation = config.activation,
                                                                                      .bias = config.bias,
-                                                                                     .name = name + ".ffn",
+                                                                                     .name = name_ + ".ffn",
                                                                                      .device = device}));
   }
 }
 
 BlockOutput Block::forward(const at::Tensor& x_btc, const moe::Pass& pass, CacheSlot* slot) {
-  const at::Tensor mixed_btc = x_btc + attention_->forward(x_btc, *attention_norm_, slot);
+  const LayerScope block(name_);
+  at::Tensor mixed_btc;
+  {
+    const LayerScope part("attention");
+    mixed_btc = x_btc + attention_->forward(x_btc, *attention_norm_, slot);
+  }
+  const LayerScope part(ffn_ ? "ffn" : "moe");
   if (ffn_) return {mixed_btc + ffn_->forward(mixed_btc, ffn_norm_->operation()), {}};
   // Router and experts read the norm's result.
   const moe::Layer::Output made = moe_->forward(ffn_norm_->forward(mixed_btc), pass);

@@ -70,6 +70,7 @@ class Block : public torch::nn::Module {
   BlockOutput forward(const at::Tensor& x_btc, const moe::Pass& pass = {}, CacheSlot* slot = nullptr);
 
  private:
+  std::string name_;  ///< "blocks.3"
   std::shared_ptr<Norm> attention_norm_, ffn_norm_;
   std::shared_ptr<Attention> attention_;
   std::shared_ptr<FeedForward> ffn_;  ///< one of these two

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/layer_scope.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/models/block.h"
 #include "dovetail/ops/functions.h"
@@ -107,8 +108,12 @@ BlockOutput GPT::run_blocks(const at::Tensor& tokens, KvCache* cache, const moe:
   const auto length = tokens.size(1), begin = cache != nullptr ? cache->length : 0;
   user_check(begin + length <= state_->config.context, "gpt: {} tokens are more than model.context = {}",
              begin + length, state_->config.context);
-  auto x_btc = dovetail::embedding(state_->embed->weight, tokens.to(state_->embed->weight.device()));
-  if (state_->positions) x_btc = x_btc + state_->positions->weight.narrow(0, begin, length);
+  at::Tensor x_btc;
+  {
+    const LayerScope part("embed");
+    x_btc = dovetail::embedding(state_->embed->weight, tokens.to(state_->embed->weight.device()));
+    if (state_->positions) x_btc = x_btc + state_->positions->weight.narrow(0, begin, length);
+  }
   moe::Pass of_tokens = pass;
   of_tokens.tokens = tokens;
   at::Tensor router_loss;
@@ -131,6 +136,7 @@ BlockOutput GPT::run_blocks(const at::Tensor& tokens, KvCache* cache, const moe:
         router_loss = router_loss.defined() ? router_loss + made.router_loss : made.router_loss;
     }
   }
+  const LayerScope part("norm");
   return {state_->norm->forward(x_btc), router_loss};
 }
 
@@ -149,6 +155,7 @@ LossSum GPT::loss(const at::Tensor& tokens, const moe::Pass& pass) {
   const auto padding = tokens == kPaddingToken;
   const auto inputs = tokens.narrow(1, 0, length).masked_fill(padding.narrow(1, 0, length), 0);
   const auto [x_btc, router_loss] = run_blocks(inputs, nullptr, pass);
+  const LayerScope part("head");
   const auto sum = dovetail::linear_cross_entropy(x_btc.reshape({-1, state_->config.width}), state_->head_weight(),
                                                   targets.reshape({-1}).to(x_btc.device()));
   const int64_t weight = count_targets(tokens);

@@ -21,6 +21,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/layer_scope.h"
+#include "dovetail/base/operation.h"
 
 C10_DECLARE_int(caffe2_log_level);
 
@@ -55,7 +56,7 @@ bool is_one_of(std::string_view name, const std::array<std::string_view, N>& nam
 class AllocationLog : public c10::MemoryReportingInfoBase {
  public:
   void reportMemoryUsage(void* pointer, int64_t bytes, size_t, size_t, c10::Device) override {
-    if (!open_) return;
+    if (!open_ || !allocations_are_recorded()) return;
     if (bytes >= 0) {
       live_[pointer] = count_;
       events_.push_back({count_++, bytes, false});

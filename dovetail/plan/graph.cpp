@@ -38,8 +38,9 @@ class GraphReader {
     graph_.budget_bytes = fields_.bytes("budget_bytes");
     if (fields_.has("host_bytes")) graph_.host_bytes = fields_.bytes("host_bytes");
     if (fields_.has("base_bytes")) graph_.base_bytes = fields_.bytes("base_bytes");
-    const Fields bandwidth(fields_.at("bandwidth"), place("bandwidth"), {"d2h", "h2d", "duplex"});
-    graph_.bandwidth = {bandwidth.rate("d2h"), bandwidth.rate("h2d"), bandwidth.flag("duplex", true)};
+    const Fields bandwidth(fields_.at("bandwidth"), place("bandwidth"), {"d2h", "h2d", "duplex", "slowdown"});
+    graph_.bandwidth = {bandwidth.rate("d2h"), bandwidth.rate("h2d"), bandwidth.flag("duplex", true),
+                        bandwidth.has("slowdown") ? bandwidth.number("slowdown") : 0};
     read_codecs();
     read_tensors();
     int index = 0;
@@ -169,6 +170,7 @@ nlohmann::ordered_json to_json(const Graph& graph) {
   Json json = {{"version", 1}, {"budget_bytes", graph.budget_bytes}};
   json["bandwidth"] = {
       {"d2h", graph.bandwidth.to_host}, {"h2d", graph.bandwidth.to_device}, {"duplex", graph.bandwidth.duplex}};
+  if (graph.bandwidth.slowdown > 0) json["bandwidth"]["slowdown"] = graph.bandwidth.slowdown;
   if (graph.host_bytes) json["host_bytes"] = *graph.host_bytes;
   json["base_bytes"] = graph.base_bytes;
   for (const Codec& codec : graph.codecs)

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/operation.h"
 #include "dovetail/plan/packing.h"
 
 namespace dovetail::plan {
@@ -31,7 +32,7 @@ class FrontAllocator : public c10::Allocator {
   }
 
   c10::DataPtr allocate(size_t bytes) override {
-    if (current.places == nullptr || bytes == 0) return behind_->allocate(bytes);
+    if (current.places == nullptr || bytes == 0 || !allocations_are_recorded()) return behind_->allocate(bytes);
     const auto& places = *current.places;
     if (current.next >= places.size() || places[current.next].bytes != static_cast<int64_t>(bytes))
       throw UserError(

@@ -1,6 +1,11 @@
 #include "dovetail/plan/profile.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <vector>
 
@@ -18,6 +23,29 @@ double median(std::vector<double> values) {
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
 }
+
+/// Matrix products, as most of a step is.
+class Computing {
+ public:
+  /// Products a second until `done`.
+  template <class Done>
+  double rate_until(Done&& done) {
+    const double start_s = now_seconds();
+    int products = 0;
+    do {
+      at::mm_out(c_, a_, b_);
+      ++products;
+    } while (!done());
+    return products / (now_seconds() - start_s);
+  }
+
+ private:
+  static constexpr int64_t kWidth = 384;
+  at::Tensor a_ = at::ones({kWidth, kWidth}), b_ = at::ones({kWidth, kWidth}), c_ = at::empty({kWidth, kWidth});
+};
+constexpr double kComputedAlone_s = 0.05;
+// Of plans that are as fast as each other the one that copies less is wanted.
+constexpr double kLeastSlowdown = 0.02;
 
 }  // namespace
 
@@ -63,18 +91,32 @@ Bandwidth measure_bandwidth(const std::filesystem::path& folder, int64_t bytes, 
   const Arena arena(bytes);
   std::fill_n(arena.data(), arena.bytes(), std::byte{1});
   HostTier host(folder, arena.bytes());
-  std::vector<double> out, in;
-  for (int round = 0; round < rounds + 1; ++round) {
+  host.write(0, arena.data(), arena.bytes());  // touches the pages
+  CopyStream stream;
+  Computing computing;
+  const auto copy = [&](std::vector<double>& seconds, auto&& work) {
+    std::atomic<bool> done = false;
+    double copied_s = 0;
+    stream.enqueue([&] {
+      const double start_s = now_seconds();
+      work();
+      copied_s = now_seconds() - start_s;
+      done = true;
+    });
+    const double rate = computing.rate_until([&] { return done.load(); });
+    seconds.push_back(copied_s);
+    return rate;
+  };
+  std::vector<double> out, in, slowdowns;
+  for (int round = 0; round < rounds; ++round) {
     const double start_s = now_seconds();
-    host.write(0, arena.data(), arena.bytes());
-    const double written_s = now_seconds();
-    host.read(0, arena.data(), arena.bytes());
-    if (round == 0) continue;  // touches the pages
-    out.push_back(written_s - start_s);
-    in.push_back(now_seconds() - written_s);
+    const double alone = computing.rate_until([&] { return now_seconds() - start_s > kComputedAlone_s; });
+    const double writing = copy(out, [&] { host.write(0, arena.data(), arena.bytes()); });
+    const double reading = copy(in, [&] { host.read(0, arena.data(), arena.bytes()); });
+    slowdowns.push_back(std::clamp(1 - (writing + reading) / (2 * alone), kLeastSlowdown, 1.0));
   }
   const auto size = static_cast<double>(arena.bytes());
-  return {.to_host = size / median(out), .to_device = size / median(in)};
+  return {.to_host = size / median(out), .to_device = size / median(in), .slowdown = median(slowdowns)};
 }
 
 }  // namespace dovetail::plan

@@ -21,8 +21,9 @@ void set_times(Graph& graph, const Plan& plan, std::span<const Executor::Run> ru
 /// up. These are training steps like any other: they change parameters, state and the random generator.
 void profile_nodes(const CapturedStep& step, StepGraph& graph, int rounds);
 
-/// Bytes a second between an arena and a host tier in `folder` (empty: in memory), each direction by itself: the median
-/// of `rounds` copies of `bytes`.
+/// Bytes a second between an arena and a host tier in `folder` (empty: in memory), each direction by itself, while the
+/// processor multiplies matrices, and how much of these products is lost meanwhile: medians of `rounds` copies of
+/// `bytes`.
 Bandwidth measure_bandwidth(const std::filesystem::path& folder, int64_t bytes, int rounds);
 
 }  // namespace dovetail::plan

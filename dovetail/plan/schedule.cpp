@@ -509,6 +509,14 @@ std::vector<int> Scheduler::times_of_fetches(const Decisions& decisions, const s
   return out;
 }
 
+double expected_s(const Graph& graph, const Plan& plan, const Timeline& timeline) {
+  double copying_s = 0;
+  for (size_t a = 0; a < plan.actions.size(); ++a)
+    if (plan.actions[a].op == Op::kOffload || plan.actions[a].op == Op::kPrefetch)
+      copying_s += timeline.actions[a].end_s - timeline.actions[a].start_s;
+  return timeline.makespan_s + graph.bandwidth.slowdown * copying_s;
+}
+
 std::optional<Schedule> Scheduler::schedule(const Decisions& decisions, int64_t budget_bytes, Misfit* misfit) const {
   std::vector<int> at_end(gaps_.size());
   for (size_t g = 0; g < gaps_.size(); ++g) at_end[g] = gaps_[g].to;
@@ -525,7 +533,8 @@ std::optional<Schedule> Scheduler::schedule(const Decisions& decisions, int64_t 
     Graph within = graph_;
     within.budget_bytes = budget_bytes;
     made.timeline = check(within, made.plan);
-    if (!out || made.timeline.makespan_s < out->timeline.makespan_s) out = std::move(made);
+    made.expected_s = expected_s(graph_, made.plan, made.timeline);
+    if (!out || made.expected_s < out->expected_s) out = std::move(made);
   };
   std::vector<std::vector<int>> fetch_ats = {times_of_fetches(decisions, at_end, held, budget_bytes)};
   if (late.needed_at() != at_end)

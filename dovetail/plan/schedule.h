@@ -40,9 +40,13 @@ struct Decisions {
 struct Schedule {
   Plan plan;
   Timeline timeline;
+  double expected_s = 0;  ///< timeline.makespan_s, and what computing falls behind during its copies
   std::vector<int64_t> slot_bytes;     ///< the most memory held while each node, and what is made again for it, runs
   std::vector<int64_t> settled_bytes;  ///< the same if copies that leave had left at once: what waiting can come to
 };
+/// What a step is expected to take by a plan: see Bandwidth::slowdown.
+double expected_s(const Graph& graph, const Plan& plan, const Timeline& timeline);
+
 /// Why there is none: the node at which memory did not suffice, and by how much; 0 bytes: something could not be made
 /// again, because what it is made from has changed or was drawn at random.
 struct Misfit {

@@ -58,7 +58,7 @@ class Search {
   /// Keeps it if it is a plan within the budget and faster than the best.
   void offer(const Decisions& decisions) {
     auto made = scheduler_.schedule(decisions, graph_.budget_bytes);
-    if (!made || (best_ && made->timeline.makespan_s >= best_->schedule.timeline.makespan_s)) return;
+    if (!made || (best_ && made->expected_s >= best_->schedule.expected_s)) return;
     best_ = Solution{.decisions = decisions, .schedule = std::move(*made)};
   }
 
@@ -75,7 +75,7 @@ class Search {
         const auto made = scheduler_.schedule(changed, kNoBudget);
         if (!made) continue;
         const auto gained = static_cast<double>(excess - excess_of(*made, budget_bytes));
-        const double cost_s = std::max(made->timeline.makespan_s - now->timeline.makespan_s, 0.0);
+        const double cost_s = std::max(made->expected_s - now->expected_s, 0.0);
         // What gains nothing by itself may with the next change: after all that gains, the least loss first.
         const std::array<double, 3> rank = {gained > 0 ? 0.0 : 1.0, gained > 0 ? cost_s / gained : -gained, -gained};
         if (rank < least) least = rank, chosen = std::move(changed);
@@ -120,7 +120,7 @@ class Search {
       better = false;
       const auto attempt = [&](Decisions changed) {
         auto made = scheduler_.schedule(changed, graph_.budget_bytes);
-        if (!made || made->timeline.makespan_s >= now->timeline.makespan_s * (1 - 1e-9)) return;
+        if (!made || made->expected_s >= now->expected_s * (1 - 1e-9)) return;
         decisions = std::move(changed);
         now = std::move(made);
         better = true;
@@ -152,7 +152,7 @@ class Search {
       Decisions changed = best_->decisions;
       changed.gaps[g] = Keep::kResident;
       auto made = scheduler_.schedule(changed, graph_.budget_bytes);
-      if (made && made->timeline.makespan_s <= best_->schedule.timeline.makespan_s)
+      if (made && made->expected_s <= best_->schedule.expected_s)
         best_ = Solution{.decisions = std::move(changed), .schedule = std::move(*made)};
     }
   }

@@ -362,7 +362,7 @@ void RunConfig::describe(Section& s) {
   s.section("optimizer", optimizer, "How weights are updated");
   s.section("schedule", schedule, "Learning rate over the run");
   s.section("precision", precision, "Number formats of training");
-  s.section("memory", memory, "Training within a memory budget, on a CPU and one rank (docs/design/plan.md)");
+  s.section("memory", memory, "Training within a memory budget, on a CPU (docs/design/plan.md)");
   s.section("checkpoint", checkpoint, "What is saved, when");
   s.section("eval", eval, "Validation while training");
   s.section("log", log, "Events, traces and samples");

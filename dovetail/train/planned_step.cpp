@@ -3,6 +3,7 @@
 #include <ATen/ops/empty_like.h>
 
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
@@ -20,7 +21,7 @@ namespace dovetail {
 namespace {
 
 constexpr int kProfiledSteps = 4;  // the first warms up
-constexpr int64_t kMeasuredCopyBytes = int64_t{64} << 20;
+constexpr int64_t kMeasuredCopyBytes = int64_t{128} << 20;
 constexpr int kMeasuredCopies = 3;
 
 }  // namespace
@@ -82,7 +83,7 @@ struct PlannedStep::State {
     made.floor_bytes = plan::floor_of(graph.graph, how).bytes;
     const plan::Solution solution = plan::solve_placed(graph.graph, how).solution;
     plan = solution.schedule.plan;
-    made.predicted_s = solution.schedule.timeline.makespan_s;
+    made.predicted_s = solution.schedule.expected_s;
     made.solve_s = solution.seconds;
     made.nodes = static_cast<int>(graph.nodes.size());
     count_moved(made);
@@ -102,6 +103,22 @@ struct PlannedStep::State {
   }
 };
 
+nlohmann::ordered_json to_json(const MemoryPlanReport& report) {
+  return {{"budget_bytes", report.budget_bytes},
+          {"keep_all_bytes", report.keep_all_bytes},
+          {"floor_bytes", report.floor_bytes},
+          {"arena_bytes", report.arena_bytes},
+          {"offloaded_bytes", report.offloaded_bytes},
+          {"again_bytes", report.again_bytes},
+          {"operations", report.nodes},
+          {"predicted_s", report.predicted_s},
+          {"keep_all_s", report.keep_all_s},
+          {"solve_s", report.solve_s},
+          {"to_slow_bytes_per_s", report.bandwidth.to_host},
+          {"to_fast_bytes_per_s", report.bandwidth.to_device},
+          {"slowdown", report.bandwidth.slowdown}};
+}
+
 PlannedStep::PlannedStep(std::function<void(const at::Tensor& tokens)> work, plan::StepTensors tensors, Options options)
     : state_(std::make_unique<State>()) {
   plan::parse_budget(options.budget, 1 << 30);  // says now what is wrong with it
@@ -118,9 +135,13 @@ void PlannedStep::run(const at::Tensor& tokens) {
   ++s.steps;
   if (s.steps == 1) return s.work(s.tokens);
   if (s.steps <= 3) return s.record();
-  if (s.steps <= 3 + kProfiledSteps) return s.run_recorded();
-  if (!s.report) s.make_plan();
-  s.executor->run();
+  if (s.steps < 3 + kProfiledSteps) return s.run_recorded();
+  if (s.report) {
+    s.executor->run();
+    return;
+  }
+  s.run_recorded();
+  s.make_plan();
 }
 
 const std::optional<MemoryPlanReport>& PlannedStep::report() const { return state_->report; }

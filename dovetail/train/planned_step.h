@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
@@ -27,6 +28,8 @@ struct MemoryPlanReport {
   double solve_s = 0;
   plan::Bandwidth bandwidth;
 };
+
+nlohmann::ordered_json to_json(const MemoryPlanReport& report);
 
 /// Training steps within a memory budget, by a plan that is made on the way. All steps are steps of the same training:
 /// the first as it is (gradients and moments come to exist), two that are recorded, four that run by the record with

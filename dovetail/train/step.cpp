@@ -52,6 +52,7 @@ void TrainStep::work(const at::Tensor& tokens) {
   of.reads.push_back(losses.sum);
   of.reads.push_back(losses.router);
   operation("dovetail::judge", std::move(of), [this](const Operands& given) {
+    const UnrecordedAllocations of_the_group;
     double squares = 0;
     for (size_t i = 0; i + 2 < given.reads.size(); ++i) {
       const auto* of_piece = given.reads[i].const_data_ptr<double>();

@@ -1,0 +1,119 @@
+"""A GPT within a memory budget: time and peak memory of a step by plan, beside keeping all and recomputing every block.
+
+usage: ./dev bench memory [--size small|medium] [--budgets 0.5x,0.3x] [--folder DIR] [--rounds N] [--peers] [--out FILE]
+
+Every side lives in a process of its own, holds the same weights and the same tokens, and takes turns: a round is a step
+of each, and the best round of each side counts. Sides: our eager step; it with every block recomputed
+(train.checkpoint_activations); it by plan (memory.budget) at each budget of --budgets, and at the peak that recomputing
+every block has. With --peers PyTorch's eager step, torch.utils.checkpoint of every block, and
+torch.autograd.graph.save_on_cpu. Peak memory is resident memory above what the process had before the model, of the
+steps after the plan was made. Exit code 1 when a claim does not hold.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import tempfile
+
+from gpt import ENGINE, PEER, Side
+
+SIZES = {
+    "tiny": {"layers": 6, "width": 384, "heads": 6, "context": 256, "vocab": 320, "batch": 16},
+    "small": {"layers": 8, "width": 512, "heads": 8, "context": 512, "vocab": 4096, "batch": 8},
+    "medium": {"layers": 12, "width": 768, "heads": 12, "context": 1024, "vocab": 50304, "batch": 2},
+}
+LR = 1e-3
+
+
+def peak(side: Side) -> int:
+    return side.ask("memory")["bytes"]
+
+
+def measure(options) -> dict:
+    size = SIZES[options.size]
+    common = [f"--{key}={value}" for key, value in size.items()] + [f"--threads={options.threads}", f"--lr={LR}"]
+    with tempfile.TemporaryDirectory() as folder:
+        weights = os.path.join(folder, "weights.safetensors")
+        ours = [str(ENGINE), *common, "--dtype=fp32", f"--save-weights={weights}"]
+        sides = {"keep all": Side("keep all", ours), "every block again": Side("checkpoint", [*ours, "--checkpoint"])}
+        if options.peers:
+            peer = [sys.executable, str(PEER), *common, "--precision=fp32", f"--weights={weights}"]
+            sides["PyTorch"] = Side("PyTorch", peer)
+            sides["PyTorch, checkpoint"] = Side("PyTorch, checkpoint", [*peer, "--checkpoint"])
+            sides["PyTorch, save_on_cpu"] = Side("PyTorch, save_on_cpu", [*peer, "--save-on-cpu"])
+        for side in sides.values():
+            side.steps(2)
+        again_bytes = peak(sides["every block again"])
+        plans = {}
+        for budget in [*options.budgets.split(","), str(again_bytes)]:
+            name = f"plan {budget}" if budget.endswith("x") else "plan, at its peak"
+            sides[name] = Side(name, [*ours, f"--budget={budget}", f"--folder={options.folder}"])
+            plans[name] = sides[name].ask("plan")
+        for side in sides.values():
+            side.best = float("inf")
+        for _ in range(options.rounds):
+            for side in sides.values():
+                side.steps(1)
+        info = sides["keep all"].info
+        result = {
+            "benchmark": "memory",
+            "size": size,
+            "threads": options.threads,
+            "rounds": options.rounds,
+            "tier": "disk" if options.folder else "memory",
+            "machine": info["machine"],
+            "parameters": info["parameters"],
+            "sides": {name: {"step_s": side.best, "peak_bytes": peak(side)} for name, side in sides.items()},
+            "plans": plans,
+        }
+        for side in sides.values():
+            side.close()
+    return result
+
+
+def report(result: dict) -> bool:
+    machine = result["machine"]
+    print(f"GPT of {result['parameters'] / 1e6:.1f} M parameters, {result['size']}")
+    print(f"{machine['cpu']}, {machine['simd']}, {result['threads']} threads, load {machine['load_average']:.2f}")
+    eager = result["sides"]["keep all"]
+    print(f"{'':22}{'step ms':>9}{'x':>7}{'peak MB':>9}{'x':>7}{'arena MB':>10}{'predicted':>11}  moved, again MB")
+    for name, side in result["sides"].items():
+        line = f"{name:22}{1e3 * side['step_s']:9.0f}{side['step_s'] / eager['step_s']:7.3f}"
+        line += f"{side['peak_bytes'] / 1e6:9.0f}{side['peak_bytes'] / eager['peak_bytes']:7.2f}"
+        if plan := result["plans"].get(name):
+            line += f"{plan['arena_bytes'] / 1e6:10.0f}{1e3 * plan['predicted_s']:11.0f}"
+            line += f"  {plan['offloaded_bytes'] / 1e6:.0f}, {plan['again_bytes'] / 1e6:.0f}"
+        print(line)
+    claims = []
+    again, planned = result["sides"]["every block again"], result["sides"]["plan, at its peak"]
+    gain = again["step_s"] / planned["step_s"]
+    claims.append((f"at the peak of recomputing every block at least 15 % faster: {gain - 1:.1%}", gain >= 1.15))
+    if half := result["sides"].get("plan 0.5x"):
+        ratio = half["step_s"] / eager["step_s"]
+        claims.append((f"half of the memory at no more than 1.35x of the time: {ratio:.3f}x", ratio <= 1.35))
+    for text, holds in claims:
+        print(f"claim: {text}: {'holds' if holds else 'DOES NOT HOLD'}")
+    return all(holds for _, holds in claims)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=list(SIZES), default="small")
+    parser.add_argument("--budgets", default="0.5x", help="shares of the peak with everything kept, with commas")
+    parser.add_argument("--folder", default="", help="disk tier (without: memory)")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--peers", action="store_true", help="PyTorch's ways beside")
+    parser.add_argument("--out", help="also write the result as JSON")
+    options = parser.parse_args()
+    result = measure(options)
+    holds = report(result)
+    if options.out:
+        pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
