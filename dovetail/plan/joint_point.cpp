@@ -112,7 +112,7 @@ std::vector<double> JointProgram::point(const Decisions& decisions, const Schedu
     const int stage = stages.of_action[i];
     const auto gap_of = [&](int tensor) {
       for (const int g : scheduler_.gaps_of_[tensor])
-        if (gaps_[g].from < stage && stage <= gaps_[g].to) return g;
+        if (!scheduler_.is_moot(decisions, g) && (covers(g, stage) || stage == gaps_[g].to)) return g;
       return -1;
     };
     if (action.op == Op::kCompute && action.node < stage) {
@@ -134,6 +134,11 @@ std::vector<double> JointProgram::point(const Decisions& decisions, const Schedu
     } else if (action.op == Op::kPrefetch || action.op == Op::kDecompress) {
       const int g = gap_of(action.tensor);
       if (g < 0) continue;
+      const auto aside = columns_[g].fetch_aside.find(stage);
+      if (gaps_[g].wraps && stage > gaps_[g].from) {  // for what runs again after its last use
+        if (aside != columns_[g].fetch_aside.end()) set(aside->second, 1);
+        continue;
+      }
       set_aside(g);
       last[g] = static_cast<int>(i);
     } else if (action.op == Op::kOffload) {
@@ -154,12 +159,12 @@ std::vector<double> JointProgram::point(const Decisions& decisions, const Schedu
     stream_s = offloaded_s[j] >= 0 ? offloaded_s[j] : std::max(stream_s, made_s);
     set(jobs_[j].end, time(stream_s));
     job_end_s.push_back(stream_s);
-    if (offloaded_s[j] >= 0 && jobs_[j].gaps.size() > 1) set(jobs_[j].column, 1);
+    if (offloaded_s[j] >= 0 && (jobs_[j].gaps.size() > 1 || jobs_[j].optional)) set(jobs_[j].column, 1);
   }
   for (size_t g = 0; g < gaps_.size(); ++g) {
     const GapColumns& gap = columns_[g];
     if (!gap.moves) continue;
-    if (decisions.gaps[g] == Keep::kResident || last[g] < 0) {
+    if (decisions.gaps[g] == Keep::kResident || last[g] < 0 || scheduler_.is_moot(decisions, static_cast<int>(g))) {
       set(gap.keep, 1);
       continue;
     }
@@ -177,12 +182,13 @@ std::vector<double> JointProgram::point(const Decisions& decisions, const Schedu
       continue;
     }
     set(gap.host, 1);
-    int slot = gaps_[g].from + 1;
+    int slot = first_fetch(static_cast<int>(g));
     while (slot < gaps_[g].to && stages.begin_s[slot + 1] <= spans[last[g]].start_s) ++slot;
     for (const Slot& fetch : gap.fetches)
       if (fetch.first <= slot && slot <= fetch.last) set(fetch.column, 1);
+    const bool no_copy = gap.job < 0 || (jobs_[gap.job].optional && offloaded_s[gap.job] < 0);
     for (const auto& [by_stage, column] : gap.ended)
-      if (job_end_s[gap.job] <= stages.start_s[by_stage] || slot <= by_stage) set(column, 1);
+      if (no_copy || job_end_s[gap.job] <= stages.start_s[by_stage]) set(column, 1);
   }
   return out;
 }

@@ -42,6 +42,7 @@ JointProgram::JointProgram(const Graph& graph, const Scheduler& scheduler, const
       stages_(static_cast<int>(graph.nodes.size())),
       columns_(scheduler.gaps().size()) {
   find_tight_stages();
+  find_bytes_at_start();
   add_clocks();
   add_algorithms();
   add_gaps();
@@ -74,6 +75,12 @@ void JointProgram::find_tight_stages() {
     kept_bytes_.push_back(kept->slot_bytes[n] - node.algorithms[0].workspace_bytes);
     tight_.push_back(kept_bytes_.back() + most > graph_.budget_bytes);
   }
+}
+
+void JointProgram::find_bytes_at_start() {
+  bytes_at_start_ = graph_.base_bytes;
+  for (const GraphTensor& tensor : graph_.tensors)
+    if (tensor.alias_of < 0 && resident_at_start(tensor.kind)) bytes_at_start_ += tensor.bytes;
 }
 
 void JointProgram::add_clocks() {
@@ -124,8 +131,13 @@ void JointProgram::add_gaps() {
   for (size_t g = 0; g < gaps_.size(); ++g) {
     GapColumns& gap = columns_[g];
     const GraphTensor& tensor = graph_.tensors[gaps_[g].tensor];
-    if (gaps_[g].wraps) continue;
-    for (int n = gaps_[g].from + 1; n < gaps_[g].to; ++n) gap.moves = gap.moves || tight_[n];
+    if (tensor.bytes < options_.least_bytes) continue;
+    if (gaps_[g].wraps && !(options_.offload && options_.across_steps)) continue;
+    // What starts on the host saves the copy of any other gap.
+    const auto together = gaps_[g].wraps ? scheduler_.gaps_of_[gaps_[g].tensor] : std::vector{static_cast<int>(g)};
+    gap.moves = gaps_[g].wraps && bytes_at_start_ > graph_.budget_bytes;
+    for (const int other : together)
+      for (int n = 0; n < stages_; ++n) gap.moves = gap.moves || (tight_[n] && covers(other, n));
     if (!gap.moves) continue;
     gap.keep = binary();
     if (options_.offload) {
@@ -141,14 +153,14 @@ void JointProgram::add_gaps() {
 void JointProgram::add_slots(int g) {
   GapColumns& gap = columns_[g];
   Entries fetched = {{gap.host, -1}};
-  for (const auto& [first, last] : segments(gaps_[g].from + 1, gaps_[g].to)) {
+  for (const auto& [first, last] : segments(first_fetch(g), gaps_[g].to)) {
     gap.fetches.push_back({first, last, binary()});
     fetched.emplace_back(gap.fetches.back().column, 1);
   }
   program_.add_row(0, 0, std::move(fetched));
   // The stages by which the copy has left, the first ones each, at which memory counts.
   std::vector<int> tight;
-  for (int n = gaps_[g].from + 1; n < gaps_[g].to; ++n)
+  for (int n = gaps_[g].from + 1; n < (gaps_[g].wraps ? stages_ : gaps_[g].to); ++n)
     if (tight_[n]) tight.push_back(n);
   int later = gap.host;
   const auto all = segments(0, static_cast<int>(tight.size()) - 1);
@@ -175,13 +187,22 @@ void JointProgram::add_jobs() {
       const auto& list = mutates != 0 ? node.mutates : node.outputs;
       for (place = 0; graph_.root(list[place]) != t;) ++place;
     }
-    versions[{made_by, mutates, place, t}].push_back(static_cast<int>(g));
+    if (made_by >= 0 || !gaps_[g].wraps) versions[{made_by, mutates, place, t}].push_back(static_cast<int>(g));
   }
   for (auto& [key, gaps] : versions) {
-    Job job{.tensor = key[3], .made_by = key[0], .column = columns_[gaps[0]].host, .end = clock(0, longest_s_)};
-    if (gaps.size() > 1) {
+    const int on_host = key[0] < 0 ? host_at_start(key[3]) : -1;
+    Job job{.tensor = key[3],
+            .made_by = key[0],
+            .column = columns_[gaps[0]].host,
+            .end = clock(0, longest_s_),
+            .optional = on_host >= 0};
+    if (gaps.size() > 1 || job.optional) {
       job.column = binary();
-      for (const int g : gaps) at_least({{job.column, 1}, {columns_[g].host, -1}}, 0);
+      for (const int g : gaps) {
+        Entries copied = {{job.column, 1}, {columns_[g].host, -1}};
+        if (job.optional) copied.emplace_back(on_host, 1);
+        at_least(std::move(copied), 0);
+      }
     }
     for (const int g : gaps) columns_[g].job = static_cast<int>(jobs_.size());
     job.gaps = std::move(gaps);
@@ -241,8 +262,11 @@ void JointProgram::add_runs() {
 }
 
 void JointProgram::add_choices() {
-  for (GapColumns& gap : columns_) {
+  for (size_t g = 0; g < gaps_.size(); ++g) {
+    const GapColumns& gap = columns_[g];
     if (!gap.moves) continue;
+    if (const int on_host = host_at_start(gaps_[g].tensor); gaps_[g].from < 0 && on_host >= 0)
+      at_least({{gap.keep, 1}, {on_host, -1}}, 0);  // moot
     Entries one = {{gap.keep, 1}};
     for (const int column : {gap.host, gap.again})
       if (column >= 0) one.emplace_back(column, 1);
@@ -273,7 +297,7 @@ void JointProgram::add_inputs_of_runs() {
       Entries there = {{run, -1}, {gap.keep, 1}};
       Entries made = {{run, -1}};  // >= -1 if it was not made again though that is what becomes of it
       for (const Slot& slot : gap.fetches)
-        if (slot.first <= stage) there.emplace_back(slot.column, 1);
+        if (slot.first <= stage && !gaps_[g].wraps) there.emplace_back(slot.column, 1);
       for (const auto* aside : {&gap.fetch_aside, &gap.unpack_aside})
         if (aside->contains(stage)) there.emplace_back(aside->at(stage), 1);
       for (const auto& [early, column] : gap.again_early)

@@ -16,7 +16,9 @@ namespace dovetail::plan {
 ///
 /// Columns, in stages, one a node: binaries of what becomes of a gap; of the stage in which its fetch starts; of the
 /// stage by which its offload has ended; of nodes that run again at a stage; of each node's algorithm. And the clocks:
-/// where a stage begins, where its node starts, where each offload ends.
+/// where a stage begins, where its node starts, where each offload ends. A gap that wraps is two: of the stages before
+/// its tensor's first use, with the fetch, and of those after its last, with the offload if the step wrote it; a tensor
+/// that starts on the host needs no other copy of what it then is.
 ///
 /// Every row is a condition that the schedule of any decisions meets: memory at the start of each node, of each run
 /// again and around each codec; what is run again finds its inputs; the streams do not do two copies at once. So the
@@ -36,7 +38,8 @@ class JointProgram {
   /// Whether runs again were left out, because they depend on too many others: then it relaxes all other schedules.
   bool cut_short() const { return cut_short_; }
 
-  /// Whether a gap covers a stage at which not everything fits; else it stays resident here.
+  /// Whether a gap covers a stage at which not everything fits, or wraps and is of use to others of its tensor; else it
+  /// stays resident here.
   bool moves(int gap) const { return columns_[gap].moves; }
   Decisions decisions(const std::vector<double>& values) const;
   /// The values that a schedule has in the program; feasible if what does not move here is resident there, and if the
@@ -52,13 +55,14 @@ class JointProgram {
   };
   struct GapColumns {
     bool moves = false;
-    int keep = -1, host = -1, again = -1, job = -1;                    // job: index of the offload
+    int keep = -1, host = -1, again = -1, job = -1;                    // job: index of the offload, or none
     std::vector<int> packed;                                           // of each codec, or -1
     std::vector<Slot> fetches;                                         // the latest first
     std::map<int, int> ended, again_early, fetch_aside, unpack_aside;  // by stage
   };
   struct Job {  // a copy to the host of one version of a storage
     int tensor, made_by, column, end;
+    bool optional;  // no copy if the tensor starts on the host
     std::vector<int> gaps;
   };
   /// Columns and values of a stage's memory, and what there is of it without them.
@@ -78,7 +82,14 @@ class JointProgram {
   double bytes(int tensor) const { return static_cast<double>(graph_.tensors[tensor].bytes); }
   double to_host_s(int tensor) const { return bytes(tensor) / graph_.bandwidth.to_host; }
   double to_device_s(int tensor) const { return bytes(tensor) / graph_.bandwidth.to_device; }
-  bool covers(int gap, int stage) const { return gaps_[gap].from < stage && stage < gaps_[gap].to; }
+  bool covers(int gap, int stage) const { return gaps_[gap].covers(stage); }
+  /// Of a gap's stages the first at which its tensor can be fetched for its end.
+  int first_fetch(int gap) const { return gaps_[gap].wraps ? 0 : gaps_[gap].from + 1; }
+  /// Whether a tensor may start on the host: then the version that it starts with need not be copied there.
+  int host_at_start(int tensor) const {
+    const int gap = scheduler_.wrapped_gap(tensor);
+    return gap < 0 ? -1 : columns_[gap].host;
+  }
   int gap_at(int tensor, int stage) const;
   void at_least(Entries entries, double lower) {
     program_.add_row(lower, LinearProgram::kInfinity, std::move(entries));
@@ -88,6 +99,7 @@ class JointProgram {
   }
 
   void find_tight_stages();
+  void find_bytes_at_start();
   void add_clocks();
   void add_algorithms();
   void add_gaps();
@@ -109,6 +121,7 @@ class JointProgram {
   double packed_mass(int gap, int codec) const;
   void add_budget(Level level);
   void add_memory();
+  void add_memory_of_node(int node, Level level);
   void add_memory_of_run(int node, int stage, int column);
   void add_memory_of_codecs(int gap);
   void add_algorithm_time(Entries& out, int node, double sign) const;
@@ -123,6 +136,7 @@ class JointProgram {
   int stages_ = 0, end_ = -1;
   std::vector<double> soonest_s_;         // of each stage, by the fastest algorithms
   std::vector<int64_t> kept_bytes_;       // of each stage, if nothing leaves, without workspace
+  int64_t bytes_at_start_ = 0;            // if nothing starts on the host
   std::vector<bool> tight_;               // if the largest workspaces do not fit then
   std::vector<int> begin_, start_;        // clocks of each stage
   std::vector<std::vector<int>> choice_;  // of each node: a column an algorithm, or -1; empty: one only

@@ -77,7 +77,7 @@ void JointProgram::add_fetch_stream() {
     bool reads = false;
     for (size_t g = 0; g < gaps_.size(); ++g) {
       const GapColumns& gap = columns_[g];
-      if (gap.host < 0 || gaps_[g].from >= b) continue;
+      if (gap.host < 0 || first_fetch(static_cast<int>(g)) > b) continue;
       reads = reads || gaps_[g].to == b || gap.fetch_aside.contains(b);
       for (const Slot& slot : gap.fetches)
         if (gaps_[g].to <= b) starts.insert(slot.first);
@@ -95,9 +95,9 @@ void JointProgram::add_fetch_stream() {
         if (gap.host < 0 || gaps_[g].to > b) continue;
         for (const Slot& slot : gap.fetches)
           if (slot.first >= *j) load.emplace_back(slot.column, -time(to_device_s(t)));
+        if (graph_.bandwidth.duplex || gaps_[g].wraps) continue;
         const Job& job = jobs_[gap.job];
-        if (!graph_.bandwidth.duplex && job.gaps.size() == 1 && job.made_by >= *j)
-          load.emplace_back(gap.host, -time(to_host_s(t)));
+        if (job.gaps.size() == 1 && job.made_by >= *j) load.emplace_back(gap.host, -time(to_host_s(t)));
       }
       at_least(std::move(load), 0);
     }
@@ -119,41 +119,42 @@ void JointProgram::add_offload_stream() {
       if (choice_[job.made_by].empty()) made_s = graph_.nodes[job.made_by].algorithms[only_[job.made_by]].time_s;
     }
     at_least(std::move(made), time(made_s));
-    // If `column` is 1, `stage` starts no earlier than `later_s` after the end of the copy.
-    const auto awaited = [&](int stage, int column, double later_s, const std::vector<Slot>& fetches = {}) {
+    // If `column` is 1, and there is a copy, `stage` starts no earlier than `later_s` after its end.
+    const auto awaited = [&](int stage, int column, double later_s) {
       const double most = time(longest_s_ - soonest_s_[stage]);
       Entries entries = {{start_[stage], 1}, {job.end, -1}, {column, -most - time(later_s)}};
-      // What comes back while that node runs is counted once.
-      for (const Slot& slot : fetches)
-        if (slot.first <= stage && stage <= slot.last) entries.emplace_back(slot.column, most);
-      at_least(std::move(entries), -most);
+      if (job.optional && column != job.column) entries.emplace_back(job.column, -most);
+      at_least(std::move(entries), job.optional && column != job.column ? -2 * most : -most);
     };
     for (const int g : job.gaps) {
-      for (const auto& [stage, column] : columns_[g].ended) awaited(stage, column, 0, columns_[g].fetches);
-      awaited(gaps_[g].to, columns_[g].host, to_device_s(job.tensor));
-      for (const Slot& slot : columns_[g].fetches) both.emplace_back(slot.column, -time(to_device_s(job.tensor)));
-      for (const auto& [stage, column] : columns_[g].fetch_aside)
-        both.emplace_back(column, -time(to_device_s(job.tensor)));
+      for (const auto& [stage, column] : columns_[g].ended) awaited(stage, column, 0);
+      if (!gaps_[g].wraps) awaited(gaps_[g].to, columns_[g].host, to_device_s(job.tensor));
     }
     const auto& writers = scheduler_.writers_[job.tensor];
     const auto writer = std::upper_bound(writers.begin(), writers.end(), job.made_by);
     if (writer != writers.end()) awaited(*writer, job.column, 0);  // a write may not pass a copy
   }
-  if (jobs_.empty()) return;
-  at_least({{end_, 1}, {jobs_.back().end, -1}}, 0);
+  for (size_t g = 0; g < gaps_.size(); ++g) {
+    const double fetch_s = to_device_s(gaps_[g].tensor);
+    for (const Slot& slot : columns_[g].fetches) both.emplace_back(slot.column, -time(fetch_s));
+    for (const auto& [stage, column] : columns_[g].fetch_aside) both.emplace_back(column, -time(fetch_s));
+  }
+  if (!jobs_.empty()) at_least({{end_, 1}, {jobs_.back().end, -1}}, 0);
   if (!graph_.bandwidth.duplex) at_least(std::move(both), 0);
 }
 
-/// What a gap's tensor takes at a stage within the gap, of offloads what is under way at stage `leaving`; without
-/// fetches and runs of stage `before` or later.
+/// What a gap's tensor takes at a stage within the gap (of one that starts on the host this is in place of what the gap
+/// from the start of the step counts, where it is kept), of offloads what is under way when the node of stage `leaving`
+/// starts; without runs of stage `before` or later, and fetches of either or later.
 void JointProgram::add_resident(Level& out, int g, int before, int leaving) const {
   const GapColumns& gap = columns_[g];
   const double size = mass(bytes(gaps_[g].tensor));
+  const bool wraps = gaps_[g].wraps, after_use = wraps && before > gaps_[g].from;
   out.entries.emplace_back(gap.keep, size);
   for (size_t c = 0; c < gap.packed.size(); ++c)
     if (gap.packed[c] >= 0) out.entries.emplace_back(gap.packed[c], packed_mass(g, static_cast<int>(c)));
   for (const Slot& slot : gap.fetches)
-    if (slot.last < before) out.entries.emplace_back(slot.column, size);
+    if (slot.last < std::min(before, leaving) && !after_use) out.entries.emplace_back(slot.column, size);
   for (const auto& [stage, column] : gap.again_early)
     if (stage < before) out.entries.emplace_back(column, size);
   double most = 0;  // packed, until it is unpacked aside
@@ -161,6 +162,7 @@ void JointProgram::add_resident(Level& out, int g, int before, int leaving) cons
     if (gap.packed[c] >= 0) most = std::max(most, packed_mass(g, static_cast<int>(c)));
   for (const auto& [stage, column] : gap.unpack_aside)
     if (stage <= before) out.entries.emplace_back(column, -most);
+  if (wraps && !after_use) return;
   if (const auto ended = gap.ended.lower_bound(leaving); ended != gap.ended.end()) {
     out.entries.emplace_back(gap.host, size);
     out.entries.emplace_back(ended->second, -size);
@@ -171,7 +173,8 @@ double JointProgram::packed_mass(int gap, int codec) const {
   return mass(std::ceil(bytes(gaps_[gap].tensor) * graph_.codecs[codec].ratio));
 }
 
-/// What is held when the node of a stage runs, without its workspace.
+/// What is held while the node of a stage runs, without its workspace: when it starts if `leaving` is that stage, when
+/// it ends if that is the next one.
 JointProgram::Level JointProgram::level_at(int stage, int leaving) const {
   Level out{.bytes = kept_bytes_[stage]};
   for (size_t g = 0; g < gaps_.size(); ++g) {
@@ -207,16 +210,37 @@ void JointProgram::add_budget(Level level) {
   if (most > kUnits) at_most(std::move(level.entries), kUnits - mass(static_cast<double>(level.bytes)));
 }
 
+void JointProgram::add_memory_of_node(int node, Level level) {
+  const auto& algorithms = graph_.nodes[node].algorithms;
+  if (choice_[node].empty()) level.bytes += algorithms[only_[node]].workspace_bytes;
+  for (size_t a = 0; a < choice_[node].size(); ++a)
+    if (choice_[node][a] >= 0)
+      level.entries.emplace_back(choice_[node][a], mass(static_cast<double>(algorithms[a].workspace_bytes)));
+  add_budget(std::move(level));
+}
+
 void JointProgram::add_memory() {
+  Level at_start{.bytes = bytes_at_start_};
+  for (size_t g = 0; g < gaps_.size(); ++g) {
+    if (!gaps_[g].wraps || !columns_[g].moves) continue;
+    at_start.bytes -= graph_.tensors[gaps_[g].tensor].bytes;
+    at_start.entries.emplace_back(columns_[g].keep, mass(bytes(gaps_[g].tensor)));
+  }
+  add_budget(std::move(at_start));
   for (int n = 0; n < stages_; ++n) {
     if (!tight_[n]) continue;
-    Level level = level_at(n, n);
-    const auto& algorithms = graph_.nodes[n].algorithms;
-    if (choice_[n].empty()) level.bytes += algorithms[only_[n]].workspace_bytes;
-    for (size_t a = 0; a < choice_[n].size(); ++a)
-      if (choice_[n][a] >= 0)
-        level.entries.emplace_back(choice_[n][a], mass(static_cast<double>(algorithms[a].workspace_bytes)));
-    add_budget(std::move(level));
+    add_memory_of_node(n, level_at(n, n));
+    // And when it ends, unless that fetch began as late as under a codec's work after it.
+    double fetched = 0;
+    for (size_t g = 0; g < gaps_.size(); ++g)
+      for (const Slot& slot : columns_[g].fetches)
+        if (slot.last == n && covers(static_cast<int>(g), n)) fetched += mass(bytes(gaps_[g].tensor));
+    if (fetched == 0) continue;
+    Level at_end = level_at(n, n + 1);
+    for (const int g : scheduler_.gaps_from_[n + 1])
+      for (const int packed : columns_[g].packed)
+        if (packed >= 0) at_end.entries.emplace_back(packed, -fetched);
+    add_memory_of_node(n, std::move(at_end));
   }
   for (const auto& [key, column] : runs_) add_memory_of_run(key.second, key.first, column);
   for (size_t g = 0; g < gaps_.size(); ++g) add_memory_of_codecs(static_cast<int>(g));

@@ -4,12 +4,13 @@
 #include <functional>
 #include <limits>
 
-#include "dovetail/plan/schedule.h"
+#include "dovetail/plan/solve.h"
 
 namespace dovetail::plan {
 
-/// The least time over all decisions that the scheduler can be given.
-inline double best_of_all(const Graph& graph) {
+/// The least time over all decisions that the scheduler can be given; without what starts on the host if `options` do
+/// not allow that.
+inline double best_of_all(const Graph& graph, const SolveOptions& options = {}) {
   const Scheduler scheduler(graph);
   Decisions decisions{.gaps = std::vector<Keep>(scheduler.gaps().size()),
                       .codec = std::vector<int>(scheduler.gaps().size()),
@@ -33,6 +34,7 @@ inline double best_of_all(const Graph& graph) {
     for (const Keep keep : {Keep::kResident, Keep::kHost, Keep::kAgain, Keep::kAgainEarly, Keep::kPacked}) {
       if ((keep == Keep::kAgain || keep == Keep::kAgainEarly) && !scheduler.can_be_made_again(static_cast<int>(g)))
         continue;
+      if (keep == Keep::kHost && scheduler.gaps()[g].wraps && !options.across_steps) continue;
       if (keep == Keep::kPacked && resident_at_start(tensor.kind)) continue;
       decisions.gaps[g] = keep;
       for (int codec = 0; codec < (keep == Keep::kPacked && tensor.lossy_ok ? 2 : 1); ++codec) {
