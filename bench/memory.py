@@ -45,12 +45,19 @@ def measure(options) -> dict:
             sides["PyTorch, save_on_cpu"] = Side("PyTorch, save_on_cpu", [*peer, "--save-on-cpu"])
         for side in sides.values():
             side.steps(2)
-        again_bytes = peak(sides["every block again"])
         plans = {}
-        for budget in [*options.budgets.split(","), str(again_bytes)]:
-            name = f"plan {budget}" if budget.endswith("x") else "plan, at its peak"
+
+        def add_plan(name: str, budget: str) -> None:
             sides[name] = Side(name, [*ours, f"--budget={budget}", f"--folder={options.folder}"])
             plans[name] = sides[name].ask("plan")
+            sides[name].steps(1)
+
+        for budget in options.budgets.split(","):
+            add_plan(f"plan {budget}", budget)
+        # A budget is of a step's tensors; what a process takes beside them is that of the first plan.
+        first = f"plan {options.budgets.split(',')[0]}"
+        beside = peak(sides[first]) - plans[first]["step_bytes"]
+        add_plan("plan, at its peak", str(peak(sides["every block again"]) - beside))
         for side in sides.values():
             side.best = float("inf")
         for _ in range(options.rounds):
@@ -78,12 +85,12 @@ def report(result: dict) -> bool:
     print(f"GPT of {result['parameters'] / 1e6:.1f} M parameters, {result['size']}")
     print(f"{machine['cpu']}, {machine['simd']}, {result['threads']} threads, load {machine['load_average']:.2f}")
     eager = result["sides"]["keep all"]
-    print(f"{'':22}{'step ms':>9}{'x':>7}{'peak MB':>9}{'x':>7}{'arena MB':>10}{'predicted':>11}  moved, again MB")
+    print(f"{'':22}{'step ms':>9}{'x':>7}{'peak MB':>9}{'x':>7}{'plan MB':>10}{'predicted':>11}  moved, again MB")
     for name, side in result["sides"].items():
         line = f"{name:22}{1e3 * side['step_s']:9.0f}{side['step_s'] / eager['step_s']:7.3f}"
         line += f"{side['peak_bytes'] / 1e6:9.0f}{side['peak_bytes'] / eager['peak_bytes']:7.2f}"
         if plan := result["plans"].get(name):
-            line += f"{plan['arena_bytes'] / 1e6:10.0f}{1e3 * plan['predicted_s']:11.0f}"
+            line += f"{plan['step_bytes'] / 1e6:10.0f}{1e3 * plan['predicted_s']:11.0f}"
             line += f"  {plan['offloaded_bytes'] / 1e6:.0f}, {plan['again_bytes'] / 1e6:.0f}"
         print(line)
     claims = []

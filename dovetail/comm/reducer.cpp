@@ -193,6 +193,7 @@ void GradientReducer::begin() {
   for (auto& p : state_->parameters) {
     p.tensor.mutable_grad().reset();
     p.summed = p.arrived = false;
+    if (p.alone()) p.sum.reset();  // made where it is needed, and so in a recorded step a tensor of that step
   }
   for (auto& bucket : state_->buckets) bucket.missing = bucket.parameters.size();
 }

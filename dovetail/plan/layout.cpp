@@ -34,7 +34,7 @@ class Arranger {
         if (span.second < 0) span.second = end_ + 1;
     std::vector<Block> blocks;
     for (const Held& held : held_) blocks.push_back(held.block);
-    const Packing packing = pack(blocks);
+    const Packing packing = pack(blocks, graph_.budget_bytes - graph_.base_bytes);
     const auto offset = [&](int block) { return block < 0 ? -1 : packing.offsets[block]; };
     Layout out{.bytes = packing.bytes, .outputs = std::vector<std::vector<int64_t>>(plan_.actions.size())};
     for (const int block : home) out.home.push_back(offset(block));

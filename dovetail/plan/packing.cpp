@@ -40,6 +40,7 @@ class Packer {
     Packing out{.offsets = std::vector<int64_t>(blocks_.size(), -1)};
     for (const int b : order) {
       in_the_way_.clear();
+      compared_ += static_cast<int64_t>(meets_[b].size());
       for (const int other : meets_[b])
         if (out.offsets[other] >= 0) in_the_way_.emplace_back(out.offsets[other], blocks_[other].bytes);
       std::sort(in_the_way_.begin(), in_the_way_.end());
@@ -53,6 +54,8 @@ class Packer {
     }
     return out;
   }
+
+  int64_t compared() const { return compared_; }  ///< pairs of blocks so far
 
   /// No packing is smaller: what is held at some time.
   int64_t least_bytes() const {
@@ -71,17 +74,18 @@ class Packer {
   const std::vector<Block>& blocks_;
   std::vector<std::vector<int>> meets_;  // of each block: those held at one time with it
   std::vector<std::pair<int64_t, int64_t>> in_the_way_;
+  int64_t compared_ = 0;
 };
 
-/// Blocks tried, each counted for each order.
-constexpr int64_t kWork = 400'000;
+/// Pairs of blocks compared: about a quarter of a second.
+constexpr int64_t kWork = 20'000'000;
 
 /// Blocks that end highest come earlier in the order, as long as that does not make it worse.
-void improve(Packer& packer, const std::vector<Block>& blocks, std::vector<int> order, Packing& best) {
-  const int64_t least = packer.least_bytes();
+void improve(Packer& packer, const std::vector<Block>& blocks, std::vector<int> order, int64_t enough, Packing& best) {
+  const int64_t least = std::max(packer.least_bytes(), enough);
   std::minstd_rand random(1);
   Packing now = best;
-  for (int64_t work = 0; work < kWork && best.bytes > least; work += static_cast<int64_t>(blocks.size())) {
+  while (best.bytes > least && packer.compared() < kWork) {
     std::vector<size_t> highest;
     for (size_t i = 0; i < order.size(); ++i)
       if (now.offsets[order[i]] + blocks[order[i]].bytes == now.bytes) highest.push_back(i);
@@ -104,7 +108,7 @@ int64_t alignment_of(int64_t bytes) { return bytes >= kPagedBytes ? kPage : kAli
 
 int64_t planned_bytes(int64_t bytes) { return round_up(bytes, alignment_of(bytes)); }
 
-Packing pack(const std::vector<Block>& blocks) {
+Packing pack(const std::vector<Block>& blocks, int64_t enough) {
   const auto length = [&](int b) { return blocks[b].spans.back().second - blocks[b].spans.front().first; };
   const auto begin = [&](int b) { return blocks[b].spans.front().first; };
   const std::vector<std::function<bool(int, int)>> orders = {
@@ -126,7 +130,7 @@ Packing pack(const std::vector<Block>& blocks) {
     best = std::move(made);
     best_order = std::move(order);
   }
-  if (!blocks.empty()) improve(packer, blocks, std::move(best_order), best);
+  if (!blocks.empty()) improve(packer, blocks, std::move(best_order), enough, best);
   return best;
 }
 

@@ -22,11 +22,11 @@ struct Block {
 
 /// Addresses for blocks so that no two that are held at one time overlap, by first fit in several orders, and in those
 /// that come of the best of them by moving blocks with the highest end forward (the problem is NP-hard; see Sekiyama et
-/// al. 2018). The same blocks give the same addresses.
+/// al. 2018), until the end is at `enough` or below. The same arguments give the same addresses.
 struct Packing {
   std::vector<int64_t> offsets;
   int64_t bytes = 0;  ///< end of the last block
 };
-Packing pack(const std::vector<Block>& blocks);
+Packing pack(const std::vector<Block>& blocks, int64_t enough = 0);
 
 }  // namespace dovetail::plan

@@ -15,22 +15,23 @@ PlacedSolution solve_placed(const Graph& graph, const SolveOptions& options) {
   const double started_s = now_seconds(), deadline_s = started_s + options.time_limit_s;
   Graph within = graph;
   SolveOptions next = options;
-  int64_t least_arena = 0;
+  int64_t least_bytes = 0;
   for (int i = 0; i < kTimes; ++i) {
     // What is left serves this time and one more.
     next.time_limit_s = std::max((deadline_s - now_seconds()) / (i + 1 < kTimes ? 2 : 1), 0.01);
     PlacedSolution made{.solution = solve(within, next), .layout = {}};
-    made.layout = lay_out(within, made.solution.schedule.plan, made.solution.schedule.timeline);
+    made.layout = lay_out(graph, made.solution.schedule.plan, made.solution.schedule.timeline);
     made.solution.seconds = now_seconds() - started_s;
-    if (made.layout.bytes <= graph.budget_bytes) return made;
-    if (least_arena == 0 || made.layout.bytes < least_arena) least_arena = made.layout.bytes;
-    within.budget_bytes -= std::max(made.layout.bytes - graph.budget_bytes, graph.budget_bytes / 100);
+    const int64_t bytes = made.layout.bytes + graph.base_bytes;
+    if (bytes <= graph.budget_bytes) return made;
+    if (least_bytes == 0 || bytes < least_bytes) least_bytes = bytes;
+    within.budget_bytes -= std::max(bytes - graph.budget_bytes, graph.budget_bytes / 100);
     if (within.budget_bytes < floor_of(graph, options).bytes) break;
     next.start = made.solution.decisions;
   }
   throw UserError(fmt::format("plan: no plan within {} bytes was found whose tensors find places there; the least "
                               "memory that one takes is {} bytes",
-                              graph.budget_bytes, least_arena),
+                              graph.budget_bytes, least_bytes),
                   "raise the budget a little");
 }
 

@@ -10,9 +10,9 @@ struct PlacedSolution {
   Layout layout;
 };
 
-/// A plan whose places all lie within `graph.budget_bytes`. What a plan holds at a time may be less than the memory
-/// that its places span, where they leave gaps between them: then `solve` is asked for less, up to five times. The time
-/// limit holds for all. UserError as `solve`.
+/// A plan whose places and base bytes all lie within `graph.budget_bytes`. What a plan holds at a time may be less than
+/// the memory that its places span, where they leave gaps between them: then `solve` is asked for less, up to five
+/// times. The time limit holds for all. UserError as `solve`.
 PlacedSolution solve_placed(const Graph& graph, const SolveOptions& options);
 
 }  // namespace dovetail::plan

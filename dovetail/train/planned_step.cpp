@@ -89,7 +89,7 @@ struct PlannedStep::State {
     count_moved(made);
     executor.reset();  // gives the memory of keeping all back first
     executor.emplace(*captured, graph, plan, plan::Executor::Options{.folder = options.folder});
-    made.arena_bytes = executor->arena_bytes();
+    made.step_bytes = executor->arena_bytes() + graph.graph.base_bytes;
     report = made;
   }
 
@@ -107,7 +107,7 @@ nlohmann::ordered_json to_json(const MemoryPlanReport& report) {
   return {{"budget_bytes", report.budget_bytes},
           {"keep_all_bytes", report.keep_all_bytes},
           {"floor_bytes", report.floor_bytes},
-          {"arena_bytes", report.arena_bytes},
+          {"step_bytes", report.step_bytes},
           {"offloaded_bytes", report.offloaded_bytes},
           {"again_bytes", report.again_bytes},
           {"operations", report.nodes},

@@ -20,7 +20,7 @@ struct MemoryPlanReport {
   int64_t budget_bytes = 0;
   int64_t keep_all_bytes = 0;  ///< the peak with everything kept
   int64_t floor_bytes = 0;
-  int64_t arena_bytes = 0;                 ///< all that a step takes, from the first on that runs by the plan
+  int64_t step_bytes = 0;                  ///< all that a step takes, from the first on that runs by the plan
   int64_t offloaded_bytes = 0;             ///< to the slow tier in a step
   int64_t again_bytes = 0;                 ///< made again in a step
   int nodes = 0;                           ///< operations of a step

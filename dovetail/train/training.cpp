@@ -109,7 +109,7 @@ void Training::report_memory_plan() {
       "memory plan: {} of {} with everything kept (floor {}); in a step {} operations, {} moved out and back ({}, {}, "
       "computing {:.0f} % slower), "
       "{} made again; {:.0f} ms predicted, {:.0f} ms with everything kept; solved in {:.1f} s",
-      size(made.arena_bytes), size(made.keep_all_bytes), size(made.floor_bytes), made.nodes, size(made.offloaded_bytes),
+      size(made.step_bytes), size(made.keep_all_bytes), size(made.floor_bytes), made.nodes, size(made.offloaded_bytes),
       rate(made.bandwidth.to_host), rate(made.bandwidth.to_device), 100 * made.bandwidth.slowdown,
       size(made.again_bytes), 1e3 * made.predicted_s, 1e3 * made.keep_all_s, made.solve_s);
   step_->memory_plan()->write(config().folder());
