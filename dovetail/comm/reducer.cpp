@@ -171,7 +171,8 @@ void GradientReducer::State::start_ready_buckets() {
   }
 }
 
-GradientReducer::GradientReducer(std::shared_ptr<Group> group, std::vector<at::Tensor> parameters, Options options)
+GradientReducer::GradientReducer(const std::shared_ptr<Group>& group, std::vector<at::Tensor> parameters,
+                                 Options options)
     : state_(std::make_unique<State>()) {
   DOVETAIL_CHECK(options.bucket_bytes > 0, "bucket_bytes is {}", options.bucket_bytes);
   DOVETAIL_CHECK(options.groups.empty() || options.groups.size() == parameters.size(), "{} groups for {} parameters",

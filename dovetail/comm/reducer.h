@@ -48,7 +48,7 @@ class GradientReducer {
   };
   /// All ranks of a parameter's group pass the parameters of that group in the same order; all must require grad and be
   /// leaves.
-  GradientReducer(std::shared_ptr<Group> group, std::vector<at::Tensor> parameters, Options options);
+  GradientReducer(const std::shared_ptr<Group>& group, std::vector<at::Tensor> parameters, Options options);
   ~GradientReducer();
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
