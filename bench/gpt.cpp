@@ -86,6 +86,8 @@ int run(int argc, char** argv) {
   const auto baseline = resident_bytes();
   reset_peak_resident();
 
+  std::shared_ptr<plan::PagedAllocations> paged;
+  if (!options.folder.empty()) paged = std::make_shared<plan::PagedAllocations>(options.folder);
   auto model = std::make_shared<GPT>(options.model);
   initialize(*model, /*seed=*/1);
   std::map<std::string, at::Tensor> weights;
@@ -99,7 +101,8 @@ int run(int argc, char** argv) {
   model->checkpoint_activations = options.checkpoint;
   TrainStep step(model, optimizer, world_from_environment(), {.micro_batch = options.batch, .clip = 1.0});
 
-  if (!options.budget.empty()) step.plan_memory({.budget = options.budget, .folder = options.folder});
+  if (!options.budget.empty())
+    step.plan_memory({.budget = options.budget, .folder = options.folder, .paged = std::move(paged)});
 
   // torch.randint under the same seed in bench/peer_gpt.py gives the same tokens.
   auto generator = at::make_generator<at::CPUGeneratorImpl>(1);

@@ -22,6 +22,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/layer_scope.h"
 #include "dovetail/base/operation.h"
+#include "dovetail/base/trace.h"
 
 C10_DECLARE_int(caffe2_log_level);
 
@@ -153,7 +154,9 @@ class Recorder {
         made.arguments.back() = {.value = value};
     }
     log_->begin();
+    const double start_s = now_seconds();
     op.redispatchBoxed(keys, stack);
+    made.seconds = now_seconds() - start_s;
     const auto results = schema.returns().size();
     bool only_views = made.writes.empty() && !made.random;
     for (size_t i = 0; i < results; ++i)

@@ -43,6 +43,7 @@ struct CapturedOperation {
   std::string layer;  ///< the LayerScope of the forward operation, also of its backward
   bool backward = false;
   bool random = false;  ///< draws from the default generator
+  double seconds = 0;   ///< that it took when it was recorded
   std::vector<CapturedArgument> arguments;
   std::vector<int> reads;             ///< storages, each once
   std::vector<int> writes;            ///< storages that existed before and are changed

@@ -17,6 +17,7 @@
 #include "dovetail/plan/layout.h"
 #include "dovetail/plan/operation_call.h"
 #include "dovetail/plan/packing.h"
+#include "dovetail/plan/paged_memory.h"
 #include "dovetail/plan/planned_allocator.h"
 
 namespace dovetail::plan {
@@ -36,6 +37,7 @@ struct Executor::State {
   Plan plan;
   Timeline timeline;
   Layout layout;
+  Options options;
   std::optional<Arena> arena;
   std::optional<HostTier> host;
   std::vector<int64_t> host_offset;       // of each tensor; -1: it never goes there
@@ -77,9 +79,19 @@ struct Executor::State {
     for (size_t t = 0; t < between_steps.size(); ++t) {
       if (between_steps[t] == nullptr) continue;
       const c10::Storage& storage = step.storages[graph.storage_of_tensor[t]].external.storage();
-      c10::DataPtr own = c10::GetCPUAllocator()->allocate(storage.nbytes());
+      c10::DataPtr own = own_memory(storage.nbytes());
       std::memcpy(own.get(), between_steps[t], storage.nbytes());
       storage.set_data_ptr_noswap(std::move(own));
+    }
+  }
+
+  c10::DataPtr own_memory(size_t bytes) const {
+    try {
+      std::optional<PagedAllocations> in_a_file;
+      if (!options.folder.empty()) in_a_file.emplace(options.folder);
+      return c10::GetCPUAllocator()->allocate(bytes);
+    } catch (const UserError&) {  // the disk is full; values are not lost for that
+      return c10::GetDefaultCPUAllocator()->allocate(bytes);
     }
   }
 
@@ -182,6 +194,7 @@ struct Executor::State {
       default:
         DOVETAIL_CHECK(false, "{} is not executed yet", name(action.op));
     }
+    if (options.copies_alone) wait_for(a);
   }
   std::vector<int> offload_of;
   int64_t offload_number(int t) const { return offload_of[t] < 0 ? 0 : copy_number[offload_of[t]]; }
@@ -202,6 +215,7 @@ Executor::Executor(CapturedStep step, StepGraph graph, Plan plan, const Options&
   s.step = std::move(step);
   s.graph = std::move(graph);
   s.plan = std::move(plan);
+  s.options = options;
   s.timeline = check(s.graph.graph, s.plan);
   s.layout = lay_out(s.graph.graph, s.plan, s.timeline);
   s.find_host_slots();

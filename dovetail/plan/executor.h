@@ -18,12 +18,14 @@ namespace dovetail::plan {
 ///
 /// While it lives, the tensors that the capture was told of lie in the arena, or, where the plan has them start on the
 /// host, there (in a file mapped into memory, if that is the host tier): their values may be read and written between
-/// two steps, not their sizes. Its destructor gives them memory of their own again. Not supported yet:
+/// two steps, not their sizes. Its destructor gives them memory of their own again, which lies
+/// in a file too (plan/paged_memory.h) where the host tier is one. Not supported yet:
 /// compress and decompress (InternalError).
 class Executor {
  public:
   struct Options {
     std::filesystem::path folder;  ///< of the file that tensors are offloaded to; empty: to memory
+    bool copies_alone = false;     ///< nothing runs beside a copy, so that operations take what they take by themselves
   };
   /// Checks the plan (InvalidPlan) before anything else.
   Executor(CapturedStep step, StepGraph graph, Plan plan, const Options& options);

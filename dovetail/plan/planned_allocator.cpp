@@ -6,13 +6,15 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <memory>
 #include <mutex>
-#include <shared_mutex>
+#include <unordered_map>
 #include <utility>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/plan/packing.h"
+#include "dovetail/plan/paged_memory.h"
 
 namespace dovetail::plan {
 namespace {
@@ -32,7 +34,7 @@ class FrontAllocator : public c10::Allocator {
   }
 
   c10::DataPtr allocate(size_t bytes) override {
-    if (current.places == nullptr || bytes == 0 || !allocations_are_recorded()) return behind_->allocate(bytes);
+    if (current.places == nullptr || bytes == 0 || !allocations_are_recorded()) return unplanned(bytes);
     const auto& places = *current.places;
     if (current.next >= places.size() || places[current.next].bytes != static_cast<int64_t>(bytes))
       throw UserError(
@@ -46,6 +48,16 @@ class FrontAllocator : public c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 
+  std::shared_ptr<PagedMemory> paged() {
+    const std::unique_lock lock(mutex_);
+    return paged_;
+  }
+  /// From now on; what was before.
+  std::shared_ptr<PagedMemory> page(std::shared_ptr<PagedMemory> memory) {
+    const std::unique_lock lock(mutex_);
+    return std::exchange(paged_, std::move(memory));
+  }
+
   void add(std::byte* begin, std::byte* end) {
     const std::unique_lock lock(mutex_);
     regions_.emplace_back(begin, end);
@@ -56,6 +68,18 @@ class FrontAllocator : public c10::Allocator {
   }
 
  private:
+  c10::DataPtr unplanned(size_t bytes) {
+    const auto paged = this->paged();
+    if (!paged || static_cast<int64_t>(bytes) < kPagedBytes) return behind_->allocate(bytes);
+    std::byte* address = paged->allocate(static_cast<int64_t>(bytes));
+    {
+      const std::unique_lock lock(mutex_);
+      paged_pieces_.emplace(address, paged);
+    }
+    c10::profiledCPUMemoryReporter().New(address, bytes);
+    return {address, address, &release, c10::Device(c10::DeviceType::CPU)};
+  }
+
   FrontAllocator() : behind_(c10::GetCPUAllocator()) {
     c10::SetCPUAllocator(this, /*priority=*/1);
     DOVETAIL_CHECK(c10::GetCPUAllocator() == this, "another CPU allocator has a higher priority");
@@ -65,17 +89,26 @@ class FrontAllocator : public c10::Allocator {
   /// was made.
   static void release(void* pointer) {
     FrontAllocator& self = instance();
+    std::shared_ptr<PagedMemory> paged;
     {
-      const std::shared_lock lock(self.mutex_);
+      const std::unique_lock lock(self.mutex_);
       for (const auto& [begin, end] : self.regions_)
         if (pointer >= begin && pointer < end) return;
+      if (const auto piece = self.paged_pieces_.find(pointer); piece != self.paged_pieces_.end()) {
+        paged = std::move(piece->second);
+        self.paged_pieces_.erase(piece);
+      }
     }
-    self.behind_->raw_deallocate(pointer);
+    if (!paged) return self.behind_->raw_deallocate(pointer);
+    c10::profiledCPUMemoryReporter().Delete(pointer);
+    paged->release(static_cast<std::byte*>(pointer));
   }
 
   c10::Allocator* behind_;
-  std::shared_mutex mutex_;
+  std::mutex mutex_;
   std::vector<std::pair<std::byte*, std::byte*>> regions_;
+  std::shared_ptr<PagedMemory> paged_;                                    // of what is allocated now
+  std::unordered_map<void*, std::shared_ptr<PagedMemory>> paged_pieces_;  // and what lives of it
 };
 
 }  // namespace
@@ -86,6 +119,11 @@ PlannedAllocations::PlannedAllocations(const std::string& operation, const std::
 }
 
 PlannedAllocations::~PlannedAllocations() { current = {}; }
+
+PagedAllocations::PagedAllocations(const std::filesystem::path& folder)
+    : before_(FrontAllocator::instance().page(std::make_shared<PagedMemory>(folder))) {}
+
+PagedAllocations::~PagedAllocations() { FrontAllocator::instance().page(std::move(before_)); }
 
 Arena::Arena(int64_t bytes) : bytes_(std::max<int64_t>((bytes + kPage - 1) / kPage * kPage, kPage)) {
   void* data = ::mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

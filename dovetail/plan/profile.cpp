@@ -66,12 +66,12 @@ Plan keep_all(const Graph& graph) {
 }
 
 void set_times(Graph& graph, const Plan& plan, std::span<const Executor::Run> runs) {
-  for (size_t a = 0; a < plan.actions.size(); ++a) {
-    if (plan.actions[a].op != Op::kCompute) continue;
-    std::vector<double> seconds;
-    for (const Executor::Run& run : runs) seconds.push_back(run.actions[a].end_s - run.actions[a].start_s);
-    graph.nodes[plan.actions[a].node].algorithms[0].time_s = median(std::move(seconds));
-  }
+  std::vector<std::vector<double>> seconds(graph.nodes.size());
+  for (size_t a = 0; a < plan.actions.size(); ++a)
+    if (plan.actions[a].op == Op::kCompute)
+      for (const Executor::Run& run : runs)
+        seconds[plan.actions[a].node].push_back(run.actions[a].end_s - run.actions[a].start_s);
+  for (size_t n = 0; n < seconds.size(); ++n) graph.nodes[n].algorithms[0].time_s = median(std::move(seconds[n]));
 }
 
 void profile_nodes(const CapturedStep& step, StepGraph& graph, int rounds) {

@@ -14,7 +14,7 @@ namespace dovetail::plan {
 /// The plan that runs every node once, with its first algorithm, and frees each storage after its last reader.
 Plan keep_all(const Graph& graph);
 
-/// Write into `graph` how long each node takes: the median of these runs of a plan that runs each once.
+/// Write into `graph` how long each node takes: the median of its runs in these steps by `plan`.
 void set_times(Graph& graph, const Plan& plan, std::span<const Executor::Run> runs);
 
 /// The same: the median of `rounds` steps with everything kept, after one to warm

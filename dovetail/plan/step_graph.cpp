@@ -107,7 +107,9 @@ class Builder {
     }
     for (const int storage : makes) add_tensor(out.outputs, storage);
     place(node);
-    out.algorithms = {{.name = "captured", .workspace_bytes = node.workspace_bytes}};
+    double recorded_s = 0;
+    for (int o = node.first; o < node.last; ++o) recorded_s += step_.operations[o].seconds;
+    out.algorithms = {{.name = "captured", .time_s = recorded_s, .workspace_bytes = node.workspace_bytes}};
     made_.graph.nodes.push_back(std::move(out));
   }
 

@@ -25,8 +25,8 @@ struct StepNode {
 };
 
 /// A captured step as a graph for planning. Operations that change in place what the one before them made are one node
-/// with it, so that it can be run again; what only one node uses lies in its workspace. Times are 0 until a profile
-/// fills them.
+/// with it, so that it can be run again; what only one node uses lies in its workspace. Times are those of
+/// the recording until a profile gives better ones.
 struct StepGraph {
   Graph graph;  ///< its budget and bandwidth are to be filled in
   std::vector<StepNode> nodes;

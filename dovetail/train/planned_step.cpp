@@ -23,6 +23,7 @@ namespace {
 constexpr int kProfiledSteps = 4;  // the first warms up
 constexpr int64_t kMeasuredCopyBytes = int64_t{128} << 20;
 constexpr int kMeasuredCopies = 3;
+constexpr double kFirstPlan = 0.25;  // of the time for solving
 
 }  // namespace
 
@@ -37,6 +38,7 @@ struct PlannedStep::State {
   plan::Plan plan;
   std::vector<plan::Executor::Run> profiled;
   std::optional<plan::Executor> executor;
+  double solved_s = 0;
   std::optional<MemoryPlanReport> report;
 
   void take(const at::Tensor& given) {
@@ -60,35 +62,51 @@ struct PlannedStep::State {
     captured = std::move(step);
   }
 
-  /// Everything kept.
-  void run_recorded() {
+  plan::Timeline kept() const {
+    plan::Graph unlimited = graph.graph;
+    unlimited.budget_bytes = std::numeric_limits<int64_t>::max();
+    return plan::check(unlimited, plan::keep_all(unlimited));
+  }
+
+  plan::SolveOptions how(double time_limit_s) const {
+    return {.compress = false, .least_bytes = plan::kPagedBytes, .time_limit_s = time_limit_s};
+  }
+
+  plan::Solution solve(double time_limit_s) {
+    plan::Solution solution = plan::solve_placed(graph.graph, how(time_limit_s)).solution;
+    plan = solution.schedule.plan;
+    solved_s += solution.seconds;
+    return solution;
+  }
+
+  void run_profiled() {
     if (profiled.empty()) {
       graph = plan::graph_of(*captured);
-      graph.graph.budget_bytes = std::numeric_limits<int64_t>::max() / 8;
-      plan = plan::keep_all(graph.graph);
-      executor.emplace(*captured, graph, plan, plan::Executor::Options{});
+      const int64_t budget = graph.graph.budget_bytes = plan::parse_budget(options.budget, kept().peak_bytes);
+      graph.graph.bandwidth =
+          plan::measure_bandwidth(options.folder, std::min(kMeasuredCopyBytes, budget / 2), kMeasuredCopies);
+      solve(kFirstPlan * options.solve_s);
+      executor.emplace(*captured, graph, plan, plan::Executor::Options{.folder = options.folder, .copies_alone = true});
     }
     profiled.push_back(executor->run());
   }
 
   void make_plan() {
     plan::set_times(graph.graph, plan, std::span(profiled).subspan(1));
-    graph.graph.bandwidth = plan::measure_bandwidth(options.folder, kMeasuredCopyBytes, kMeasuredCopies);
-    MemoryPlanReport made{.bandwidth = graph.graph.bandwidth};
-    const plan::Timeline kept = plan::check(graph.graph, plan);
-    made.keep_all_bytes = kept.peak_bytes;
-    made.keep_all_s = kept.makespan_s;
-    made.budget_bytes = graph.graph.budget_bytes = plan::parse_budget(options.budget, kept.peak_bytes);
-    const plan::SolveOptions how{.compress = false, .least_bytes = plan::kPagedBytes, .time_limit_s = options.solve_s};
-    made.floor_bytes = plan::floor_of(graph.graph, how).bytes;
-    const plan::Solution solution = plan::solve_placed(graph.graph, how).solution;
-    plan = solution.schedule.plan;
-    made.predicted_s = solution.schedule.expected_s;
-    made.solve_s = solution.seconds;
-    made.nodes = static_cast<int>(graph.nodes.size());
+    executor.reset();  // solving takes memory, too
+    const plan::Timeline all = kept();
+    const plan::Solution solution = solve(options.solve_s);
+    MemoryPlanReport made{.budget_bytes = graph.graph.budget_bytes,
+                          .keep_all_bytes = all.peak_bytes,
+                          .floor_bytes = plan::floor_of(graph.graph, how(options.solve_s)).bytes,
+                          .nodes = static_cast<int>(graph.nodes.size()),
+                          .predicted_s = solution.schedule.expected_s,
+                          .keep_all_s = all.makespan_s,
+                          .solve_s = solved_s,
+                          .bandwidth = graph.graph.bandwidth};
     count_moved(made);
-    executor.reset();  // gives the memory of keeping all back first
     executor.emplace(*captured, graph, plan, plan::Executor::Options{.folder = options.folder});
+    options.paged.reset();
     made.step_bytes = executor->arena_bytes() + graph.graph.base_bytes;
     report = made;
   }
@@ -135,12 +153,12 @@ void PlannedStep::run(const at::Tensor& tokens) {
   ++s.steps;
   if (s.steps == 1) return s.work(s.tokens);
   if (s.steps <= 3) return s.record();
-  if (s.steps < 3 + kProfiledSteps) return s.run_recorded();
+  if (s.steps < 3 + kProfiledSteps) return s.run_profiled();
   if (s.report) {
     s.executor->run();
     return;
   }
-  s.run_recorded();
+  s.run_profiled();
   s.make_plan();
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "dovetail/plan/capture.h"
+#include "dovetail/plan/paged_memory.h"
 #include "dovetail/plan/solve.h"
 
 namespace dovetail {
@@ -32,15 +33,19 @@ struct MemoryPlanReport {
 nlohmann::ordered_json to_json(const MemoryPlanReport& report);
 
 /// Training steps within a memory budget, by a plan that is made on the way. All steps are steps of the same training:
-/// the first as it is (gradients and moments come to exist), two that are recorded, four that run by the record with
-/// everything kept, which tell how long operations take, and from the eighth on by the plan. Up to then a step takes
-/// the memory that it takes without a plan.
+/// the first as it is (gradients and moments come to exist), two that are recorded, four that run by a first plan, made
+/// from what operations took while they were recorded and with nothing beside its copies, which tell how long they take
+/// by themselves, and from the eighth on by the plan. From the fourth on they are within the budget. The first three
+/// take the memory that a step takes without a plan; with a folder it lies in a file there, and a machine that has not
+/// as much runs them slowly.
 class PlannedStep {
  public:
   struct Options {
     std::string budget;            ///< plan::parse_budget
     std::filesystem::path folder;  ///< where tensors are offloaded to; empty: memory beyond the budget
-    double solve_s = 30;           ///< of solving, at most
+    double solve_s = 30;           ///< of solving, at most, each of the two plans
+    std::shared_ptr<plan::PagedAllocations> paged =
+        {};  ///< ended once there is a plan: what was made before lies there
   };
   /// `work` is one step on tokens; what it reads beside its argument and `tensors` is constant, or read by operations
   /// through pointers (base/operation.h).

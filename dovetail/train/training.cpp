@@ -19,6 +19,9 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
                    const std::map<std::string, at::Tensor>& tensors)
     : TrainingLoop(run, std::move(group), std::move(state)), parallel_(run.config, group_) {
   const RunConfig& config = run_.config;
+  std::shared_ptr<plan::PagedAllocations> paged;  // until there is a plan
+  if (!config.memory.budget.empty() && !config.memory.folder.empty())
+    paged = std::make_shared<plan::PagedAllocations>(config.memory.folder);
   model_ = std::make_shared<GPT>(config.model, c10::kCPU, parallel_.ranks());
   model_->checkpoint_activations = config.train.checkpoint_activations;
   if (!resumed()) initialize(*model_, static_cast<uint64_t>(config.run.seed), config.train.init_noise);
@@ -38,8 +41,10 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
                             .bucket_bytes = config.train.bucket_bytes,
                             .gradient_groups = parallel_.gradient_groups(*model_)});
   if (!config.memory.budget.empty())
-    step_->plan_memory(
-        {.budget = config.memory.budget, .folder = config.memory.folder, .solve_s = config.memory.solve_s});
+    step_->plan_memory({.budget = config.memory.budget,
+                        .folder = config.memory.folder,
+                        .solve_s = config.memory.solve_s,
+                        .paged = std::move(paged)});
   loader_.emplace(config.data, LoaderOptions{.seed = static_cast<uint64_t>(config.run.seed),
                                              .batch = config.train.batch,
                                              .context = config.model.context,
