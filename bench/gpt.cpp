@@ -32,7 +32,7 @@ using namespace dovetail;
 struct Options {
   ModelConfig model;
   int64_t batch = 1, threads = 1;
-  double lr = 1e-3;
+  double lr = 1e-3, solve_s = 30;
   std::string dtype = "fp32", weights, budget, folder;
   bool checkpoint = false;
 };
@@ -52,6 +52,7 @@ Options parse(int argc, char** argv) {
   app.add_option("--save-weights", options.weights)->required();
   app.add_option("--budget", options.budget, "train by a memory plan");
   app.add_option("--folder", options.folder, "disk tier of the plan");
+  app.add_option("--solve", options.solve_s, "seconds of making the plan");
   app.add_flag("--checkpoint", options.checkpoint, "recompute every block");
   try {
     app.parse(argc, argv);
@@ -102,7 +103,8 @@ int run(int argc, char** argv) {
   TrainStep step(model, optimizer, world_from_environment(), {.micro_batch = options.batch, .clip = 1.0});
 
   if (!options.budget.empty())
-    step.plan_memory({.budget = options.budget, .folder = options.folder, .paged = std::move(paged)});
+    step.plan_memory(
+        {.budget = options.budget, .folder = options.folder, .solve_s = options.solve_s, .paged = std::move(paged)});
 
   // torch.randint under the same seed in bench/peer_gpt.py gives the same tokens.
   auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
@@ -126,15 +128,21 @@ int run(int argc, char** argv) {
       while (!step.memory_plan()->report()) step.run(tokens, options.lr, /*want_stop=*/false);
       reset_peak_resident();
       reply(to_json(*step.memory_plan()->report()));
+    } else if (command == "graph") {  // of the plan: graph.json and plan.json beside the weights
+      const auto folder = std::filesystem::path(options.weights).parent_path();
+      step.memory_plan()->write(folder);
+      reply({{"file", (folder / "graph.json").string()}});
     } else if (command == "memory") {
-      reply({{"bytes", peak_resident_bytes() - baseline}});
+      nlohmann::json memory = {{"bytes", peak_resident_bytes() - baseline}};
+      if (step.memory_plan() != nullptr) memory["step_bytes"] = step.memory_plan()->measured_bytes();
+      reply(memory);
     } else if (command == "rate") {  // after "memory": its operands count
       const auto type = options.dtype == "bf16" ? GemmType::kBFloat16 : GemmType::kFloat32;
       reply({{"gemm_rate", measure_gemm_rate(type, at::kCPU, /*seconds=*/0.3)}});
     } else if (command == "shares") {
       reply(shares_of(step, tokens, options.lr));
     } else {
-      throw UserError(fmt::format("unknown command '{}'", command), "steps N, plan, memory, rate or shares");
+      throw UserError(fmt::format("unknown command '{}'", command), "steps N, plan, graph, memory, rate or shares");
     }
   }
   return 0;

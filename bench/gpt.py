@@ -33,12 +33,15 @@ LR = 1e-3
 class Side:
     """One process that trains on request."""
 
-    def __init__(self, name: str, command: list[str]):
+    def __init__(self, name: str, command: list[str], join=None):
+        """`join` is called in the new process before it begins."""
         self.name = name
         # The profiler of a CUDA build of torch complains about a missing GPU.
         environment = {**os.environ, "KINETO_LOG_LEVEL": "99"}
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT, env=environment)
+        self.process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT, env=environment, preexec_fn=join
+        )
         self.info = self.reply()
         self.best = float("inf")
         self.losses: list[float] = []

@@ -268,6 +268,7 @@ std::vector<at::Tensor> Executor::results() const {
 }
 
 int64_t Executor::arena_bytes() const { return state_->layout.bytes; }
+int64_t Executor::resident_bytes() const { return state_->arena->resident_bytes(); }
 const Timeline& Executor::predicted() const { return state_->timeline; }
 
 }  // namespace dovetail::plan

@@ -44,6 +44,7 @@ class Executor {
   /// What the step returned, valid until the next run.
   std::vector<at::Tensor> results() const;
   int64_t arena_bytes() const;
+  int64_t resident_bytes() const;  ///< Arena::resident_bytes
   const Timeline& predicted() const;
 
  private:

@@ -6,6 +6,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -130,6 +132,12 @@ Arena::Arena(int64_t bytes) : bytes_(std::max<int64_t>((bytes + kPage - 1) / kPa
   user_check(data != MAP_FAILED, "plan: the system has no {} bytes for the step", bytes_);
   data_ = static_cast<std::byte*>(data);
   FrontAllocator::instance().add(data_, data_ + bytes_);
+}
+
+int64_t Arena::resident_bytes() const {
+  std::vector<unsigned char> pages(static_cast<size_t>(bytes_ / kPage));
+  DOVETAIL_CHECK(::mincore(data_, static_cast<size_t>(bytes_), pages.data()) == 0, "mincore: {}", std::strerror(errno));
+  return kPage * std::count_if(pages.begin(), pages.end(), [](unsigned char page) { return (page & 1) != 0; });
 }
 
 Arena::~Arena() {

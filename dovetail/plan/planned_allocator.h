@@ -34,6 +34,8 @@ class Arena {
 
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
+  /// Of them those that the system has in memory: all that have been used, if it has not paged any out.
+  int64_t resident_bytes() const;
 
  private:
   std::byte* data_;

@@ -164,6 +164,11 @@ void PlannedStep::run(const at::Tensor& tokens) {
 
 const std::optional<MemoryPlanReport>& PlannedStep::report() const { return state_->report; }
 
+int64_t PlannedStep::measured_bytes() const {
+  DOVETAIL_CHECK(state_->report.has_value(), "there is no plan yet");
+  return state_->executor->resident_bytes() + state_->graph.graph.base_bytes;
+}
+
 void PlannedStep::write(const std::filesystem::path& folder) const {
   if (!state_->report) return;
   write_file_atomically(folder / "graph.json", plan::to_json(state_->graph.graph).dump(1) + "\n");
