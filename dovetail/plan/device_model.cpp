@@ -50,8 +50,8 @@ class ConvolutionModel {
   }
 
  private:
-  static constexpr int64_t kTile = 32;
-  static constexpr double kSpectrum = kTile * (kTile / 2 + 1);
+  static constexpr int64_t kTile = 32, kFrequencies = kTile / 2 + 1;
+  static constexpr double kSpectrum = kTile * kFrequencies;
 
   double kernel(double flops, double fraction, double bytes) const {
     return std::max(flops / (fraction * device_.flops_per_s), bytes / device_.bytes_per_s);
