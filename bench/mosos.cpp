@@ -1,13 +1,15 @@
 // The table of MO-SOS on a model of its GPU (plan/device_model.h): VGG19 at batch 144 and UNet at batch 120, at budgets
-// of 0.8 to 0.4 of the peak with everything kept, by Checkmate and STR with algorithms chosen after planning, by all
+// of 0.8 to 0.4 of the peak with outputs held, by Checkmate and STR with algorithms chosen after planning, by all
 // decisions at once, and by these with MXFP8:
 //   ./dev bench mosos --out bench/results/mosos.json
 //   ./dev bench mosos --write-graphs DIR     the steps as graph.json, for `dovetail plan`
+//   ./dev bench mosos --read-graphs DIR      plan these: recording the steps takes minutes
 // Exit code 1 when a claim does not hold.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -35,7 +37,7 @@ struct Arguments {
   std::vector<std::string> models = {"vgg19", "unet"};
   std::vector<double> ratios = {0.8, 0.7, 0.6, 0.5, 0.4};
   double time_limit_s = 60;
-  std::string graphs, out;
+  std::string written, read, out;
 };
 
 struct Step {
@@ -91,7 +93,8 @@ Row row_of(const Graph& graph, const std::string& name, const JointSolution& mad
   Row out = row_of(graph, name, made.solution.schedule.plan);
   out.predicted_s = made.solution.schedule.timeline.makespan_s;
   out.solve_s = made.solution.seconds;
-  out.gap = made.report.gap;
+  const double bound_s = std::max(made.report.bound_s, made.solution.bound_s);
+  out.gap = 1 - bound_s / out.predicted_s;
   return out;
 }
 
@@ -184,34 +187,38 @@ class Planning {
 };
 
 struct Peaks {
-  int64_t kept = 0, held = 0, fastest = 0;
+  int64_t held = 0, kept = 0, fastest = 0;
   double least_s = 0;
 };
 
-Graph graph_of_step(const Step& step, Peaks& peaks) {
-  Graph graph = graph_on({}, vision_step_at(step.model, step.batch, step.size)).graph;
-  Plan fastest = keep_all(graph);
-  for (Action& action : fastest.actions)
-    if (action.op == Op::kCompute) action.algorithm = static_cast<int>(graph.nodes[action.node].algorithms.size()) - 1;
+/// Its budget is the peak with outputs held.
+Graph graph_of_step(const Step& step, const Arguments& a, Peaks& peaks) {
+  Graph graph = a.read.empty() ? graph_on({}, vision_step_at(step.model, step.batch, step.size)).graph
+                               : read_graph(std::filesystem::path(a.read) / (step.model + ".json"));
   Graph unlimited = graph;
   unlimited.budget_bytes = std::numeric_limits<int64_t>::max();
+  Plan fastest = keep_all(graph);
+  peaks.kept = check(unlimited, fastest).peak_bytes;
+  peaks.held = peak_with_outputs_held(graph);
+  for (Action& action : fastest.actions)
+    if (action.op == Op::kCompute) action.algorithm = static_cast<int>(graph.nodes[action.node].algorithms.size()) - 1;
   const Timeline timeline = check(unlimited, fastest);
-  peaks = {.kept = graph.budget_bytes,
-           .held = peak_with_outputs_held(graph),
-           .fastest = timeline.peak_bytes,
-           .least_s = timeline.makespan_s};
+  peaks.fastest = timeline.peak_bytes;
+  peaks.least_s = timeline.makespan_s;
+  graph.budget_bytes = peaks.held;
   fmt::print(
       "{} batch {} at {} x {}: {} nodes, {} storages; {:.3f} s with everything kept and the fastest algorithms\n",
       step.model, step.batch, step.size, step.size, graph.nodes.size(), graph.tensors.size(), peaks.least_s);
   fmt::print(
-      "peak {:.2f} GiB with each tensor kept to its last reader (ratios are of this), {:.2f} with outputs held "
-      "until their own backward, {:.2f} with the fastest algorithms' workspaces\n",
-      gib(peaks.kept), gib(peaks.held), gib(peaks.fastest));
+      "peak {:.2f} GiB with outputs held until their own backward (ratios are of this), {:.2f} with each tensor "
+      "kept to its last reader, {:.2f} with the fastest algorithms' workspaces besides\n",
+      gib(peaks.held), gib(peaks.kept), gib(peaks.fastest));
   return graph;
 }
 
-void print_rows(const std::vector<Row>& rows, double ratio, int64_t budget) {
-  fmt::print("budget {:.2f} GiB, {:.1f} of the peak\n", gib(budget), ratio);
+void print_rows(const std::vector<Row>& rows, double ratio, int64_t budget, const Peaks& peaks) {
+  fmt::print("budget {:.2f} GiB, {:.2f} of the peak, {:.2f} of that with each tensor kept to its last reader\n",
+             gib(budget), ratio, static_cast<double>(budget) / static_cast<double>(peaks.kept));
   fmt::print("  {:18}{:>10}{:>10}{:>9}{:>8}{:>9}{:>9}{:>9}{:>9}{:>9}\n", "", "predict s", "simul. s", "solve s", "gap",
              "conv. s", "other s", "moved", "again", "packed");
   for (const Row& row : rows) {
@@ -287,7 +294,7 @@ Json tables(const Arguments& a) {
   for (const std::string& model : a.models) {
     const Step& step = step_of(model);
     Peaks peaks;
-    Graph graph = graph_of_step(step, peaks);
+    Graph graph = graph_of_step(step, a, peaks);
     Json steps = {{"model", step.model},
                   {"batch", step.batch},
                   {"size", step.size},
@@ -297,9 +304,10 @@ Json tables(const Arguments& a) {
                   {"fastest_bytes", peaks.fastest},
                   {"fastest_s", peaks.least_s}};
     for (const double ratio : a.ratios) {
-      graph.budget_bytes = static_cast<int64_t>(ratio * static_cast<double>(peaks.kept));
+      graph.budget_bytes = static_cast<int64_t>(ratio * static_cast<double>(peaks.held));
       const std::vector<Row> rows = Planning(graph, a).rows();
-      print_rows(rows, ratio, graph.budget_bytes);
+      print_rows(rows, ratio, graph.budget_bytes, peaks);
+      std::fflush(stdout);
       savings.add(rows);
       Json budget = {{"ratio", ratio}, {"budget_bytes", graph.budget_bytes}, {"plans", Json::array()}};
       for (const Row& row : rows) budget["plans"].push_back(to_json(row));
@@ -311,11 +319,12 @@ Json tables(const Arguments& a) {
   return result;
 }
 
-int write_graphs(const std::filesystem::path& folder) {
-  std::filesystem::create_directories(folder);
+int write_graphs(const Arguments& a) {
+  std::filesystem::create_directories(a.written);
   for (const Step& step : kSteps) {
     Peaks peaks;
-    std::ofstream(folder / (step.model + ".json")) << to_json(graph_of_step(step, peaks)).dump(1) << '\n';
+    const Graph graph = graph_of_step(step, a, peaks);
+    std::ofstream(std::filesystem::path(a.written) / (step.model + ".json")) << to_json(graph).dump(1) << '\n';
   }
   return 0;
 }
@@ -323,7 +332,7 @@ int write_graphs(const std::filesystem::path& folder) {
 }  // namespace
 
 int run(const Arguments& a) {
-  if (!a.graphs.empty()) return write_graphs(a.graphs);
+  if (!a.written.empty()) return write_graphs(a);
   const Json result = tables(a);
   if (!a.out.empty()) std::ofstream(a.out) << result.dump(1) << '\n';
   const auto& claims = result["claims"];
@@ -336,9 +345,10 @@ int main(int argc, char** argv) {
   dovetail::plan::Arguments a;
   CLI::App app("Memory plans of VGG19 and UNet on a model of a GPU");
   app.add_option("--models", a.models, "vgg16, vgg19 and unet")->delimiter(',');
-  app.add_option("--ratios", a.ratios, "budgets, of the peak with everything kept")->delimiter(',');
+  app.add_option("--ratios", a.ratios, "budgets, of the peak with outputs held")->delimiter(',');
   app.add_option("--time-limit", a.time_limit_s, "seconds of solving for each plan");
-  app.add_option("--write-graphs", a.graphs, "write the steps as graph.json into this folder, and nothing else");
+  app.add_option("--read-graphs", a.read, "plan the steps that --write-graphs wrote here");
+  app.add_option("--write-graphs", a.written, "write the steps as graph.json into this folder, and nothing else");
   app.add_option("--out", a.out, "write the result as JSON");
   CLI11_PARSE(app, argc, argv);
   try {

@@ -15,11 +15,13 @@
 
 namespace dovetail::plan {
 
-/// Forward, backward and a step of SGD with momentum, all parameters updated by one operation.
+/// Forward, backward and a step of SGD with momentum, all parameters updated by one operation. ReLUs write a tensor of
+/// their own, as the operations of MO-SOS do.
 class VisionStep {
  public:
   VisionStep(const std::string& preset, int64_t batch, int64_t size, int64_t base_width = 64)
-      : model_(make_vision_model({.preset = preset, .height = size, .width = size, .base_width = base_width})),
+      : model_(make_vision_model(
+            {.preset = preset, .height = size, .width = size, .base_width = base_width, .in_place = false})),
         images_(at::zeros({batch, 3, size, size})),
         targets_(preset == "unet" ? at::zeros({batch, size, size}, at::kLong) : at::zeros({batch}, at::kLong)) {
     const at::NoGradGuard no_grad;  // zeros do: nothing is trained here

@@ -304,16 +304,18 @@ int64_t peak_with_outputs_held(const Graph& graph) {
     }
   }
   for (const int t : graph.final) until[graph.root(t)] = -1;
-  Plan plan;
+  int64_t bytes = graph.base_bytes, most = 0;
+  for (const GraphTensor& tensor : graph.tensors)
+    if (tensor.alias_of < 0 && resident_at_start(tensor.kind)) bytes += tensor.bytes;
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
-    plan.actions.push_back({.op = Op::kCompute, .node = static_cast<int>(n)});
+    for (const int t : graph.nodes[n].outputs)
+      if (graph.tensors[t].alias_of < 0) bytes += graph.tensors[t].bytes;
+    most = std::max(most, bytes + graph.nodes[n].algorithms[0].workspace_bytes);
     for (size_t t = 0; t < until.size(); ++t)
-      if (until[t] == static_cast<int>(n) && !resident_at_start(graph.tensors[t].kind))
-        plan.actions.push_back({.op = Op::kFree, .tensor = static_cast<int>(t)});
+      if (until[t] == static_cast<int>(n) && graph.tensors[t].alias_of < 0 && !resident_at_start(graph.tensors[t].kind))
+        bytes -= graph.tensors[t].bytes;
   }
-  Graph unlimited = graph;
-  unlimited.budget_bytes = std::numeric_limits<int64_t>::max();
-  return check(unlimited, plan).peak_bytes;
+  return most;
 }
 
 }  // namespace dovetail::plan

@@ -85,6 +85,34 @@ TEST(DeviceModel, DominatedAlgorithmsGo) {
   EXPECT_THAT(names, testing::ElementsAre("a", "b", "e"));
 }
 
+TEST(DeviceModel, OutputsAreHeldUntilTheirOwnBackward) {
+  // A convolution and a ReLU, whose backward reads its result; nothing reads the convolution's again.
+  Graph graph;
+  graph.tensors = {{.id = "x", .bytes = 1, .kind = TensorKind::kInput},
+                   {.id = "y", .bytes = 10},
+                   {.id = "z", .bytes = 100},
+                   {.id = "loss", .bytes = 1000},
+                   {.id = "gz", .bytes = 10000, .kind = TensorKind::kGrad},
+                   {.id = "gy", .bytes = 100000, .kind = TensorKind::kGrad},
+                   {.id = "gw", .bytes = 1000000, .kind = TensorKind::kGrad}};
+  const auto add = [&](const char* layer, std::vector<int> inputs, int output) {
+    graph.nodes.push_back({.name = graph.tensors[output].id,
+                           .layer = layer,
+                           .inputs = std::move(inputs),
+                           .outputs = {output},
+                           .algorithms = {{"only", 1, 0}}});
+  };
+  add("conv", {0}, 1);
+  add("relu", {1}, 2);
+  add("loss", {2}, 3);
+  add("loss", {2, 3}, 4);
+  add("relu", {2, 4}, 5);
+  add("conv", {0, 5}, 6);
+  graph.budget_bytes = int64_t{1} << 40;
+  EXPECT_EQ(check(graph, keep_all(graph)).peak_bytes, 1100001);
+  EXPECT_EQ(peak_with_outputs_held(graph), 1100011);
+}
+
 TEST(DeviceModel, AStepHasTimesOfItsOperations) {
   SmallStep step(8);
   const CapturedStep captured = record_step([&] { return step(); }, step.tensors());
