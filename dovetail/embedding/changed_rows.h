@@ -7,6 +7,12 @@
 
 namespace dovetail::embedding {
 
+/// Whether tables remember which rows changed since the last checkpoint, for a delta.
+enum class Changes { kUntracked, kTracked };
+
+/// Which rows of a table: all, or those that updates changed since forget_changes.
+enum class RowSet { kAll, kChanged };
+
 /// Which rows of a table changed since the last checkpoint: a bit for each.
 class ChangedRows {
  public:

@@ -36,9 +36,6 @@ class TableStep {
   std::vector<at::Tensor> pooled_;  ///< of each micro-batch
 };
 
-/// Which rows of a table: all, or those that updates changed since forget_changes.
-enum class RowSet { kAll, kChanged };
-
 struct TableRows {
   at::Tensor rows;  ///< (n) int64, ascending: their numbers in the table
   TableContents contents;
@@ -114,7 +111,7 @@ class DistributedTables {
   TableContents read(int64_t table) const;
   void write(int64_t table, const TableContents& contents);
   /// The same of a table without one; load throws UserError for more rows than it, or the rank's part of it, may have.
-  KeyedRows read_keys(int64_t table) const;
+  KeyedRows read_keys(int64_t table, RowSet which = RowSet::kAll) const;
   void write_keys(int64_t table, const KeyedRows& contents);
 
   /// On rank 0, the rows of RowSet::kChanged; elsewhere 0. All ranks together.

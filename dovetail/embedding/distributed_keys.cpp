@@ -12,8 +12,10 @@ namespace {
 at::Tensor ascending(const at::Tensor& keys) { return at::argsort(keys ^ std::numeric_limits<int64_t>::min()); }
 
 KeyCounts select(const KeyCounts& counts, const at::Tensor& places) {
-  return {counts.keys.index_select(0, places), counts.occurrences.index_select(0, places),
-          counts.last_step.index_select(0, places)};
+  return {.keys = counts.keys.index_select(0, places),
+          .occurrences = counts.occurrences.index_select(0, places),
+          .last_step = counts.last_step.index_select(0, places),
+          .removed = counts.removed};
 }
 
 /// Places of the keys that a rank holds of a table that is cut by rows.
@@ -30,24 +32,30 @@ at::Tensor own_places(const at::Tensor& keys, int64_t rank, int64_t ranks) {
 
 KeyCounts DistributedTables::to_rank_zero(const KeyCounts& own) const {
   const std::vector<int64_t> counts = counts_of_ranks(own.keys.numel());
-  return {to_rank_zero(own.keys, counts), to_rank_zero(own.occurrences, counts), to_rank_zero(own.last_step, counts)};
+  KeyCounts all{.keys = to_rank_zero(own.keys, counts),
+                .occurrences = to_rank_zero(own.occurrences, counts),
+                .last_step = to_rank_zero(own.last_step, counts),
+                .removed = to_rank_zero(own.removed, counts_of_ranks(own.removed.numel()))};
+  if (group_->rank() != 0) return all;
+  all.removed = all.removed.index_select(0, ascending(all.removed));
+  return all;
 }
 
 KeyCounts DistributedTables::from_rank_zero(const KeyCounts& own) const {
   const auto whole = [&](const at::Tensor& part) { return from_rank_zero(part, {rows_of_rank_zero(part)}, at::kLong); };
-  return {whole(own.keys), whole(own.occurrences), whole(own.last_step)};
+  return {.keys = whole(own.keys), .occurrences = whole(own.occurrences), .last_step = whole(own.last_step)};
 }
 
-KeyedRows DistributedTables::read_keys(int64_t table) const {
+KeyedRows DistributedTables::read_keys(int64_t table, RowSet which) const {
   const ShardedPack& pack = pack_of(table);
   const int64_t local = pack.local_table(table), dim = spec_.tables[static_cast<size_t>(table)].dim;
-  const auto none = [] { return at::empty({0}, at::kLong); };
-  KeyedRows own{.known = {none(), none(), none()},
+  const at::Tensor none = at::empty({0}, at::kLong);
+  KeyedRows own{.known = {none, none, none, none},
                 .weight = at::empty({0, stored_width(spec_.row_dtype, dim)}, stored_type(spec_.row_dtype)),
                 .state = at::empty({0, state_per_row(spec_.optimizer.kind, dim)}, at::kFloat),
-                .candidates = {none(), none(), none()}};
+                .candidates = {none, none, none, none}};
   const bool replicated = plan_.tables[static_cast<size_t>(table)].sharding == Sharding::kReplicated;
-  if (local >= 0 && (!replicated || group_->rank() == 0)) own = pack.hashed()->contents(local);
+  if (local >= 0 && (!replicated || group_->rank() == 0)) own = pack.hashed()->contents(local, which);
   if (plan_.ranks == 1) return own;
   const std::vector<int64_t> counts = counts_of_ranks(own.known.keys.numel());
   KeyedRows all{.known = to_rank_zero(own.known),

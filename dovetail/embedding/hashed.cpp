@@ -9,6 +9,7 @@
 #include <numeric>
 #include <tuple>
 
+#include "dovetail/base/enum_names.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/parallel.h"
 #include "dovetail/base/rng.h"
@@ -22,15 +23,8 @@ namespace {
 /// Keys whose places in the map are on their way while one is looked up.
 constexpr int64_t kAhead = 12;
 
-template <class Kind, size_t kCount>
-Kind parse(std::string_view name, const std::array<const char*, kCount>& names, const char* what) {
-  std::string all;
-  for (size_t i = 0; i < kCount; ++i) {
-    if (name == names[i]) return static_cast<Kind>(i);
-    all += fmt::format("{}{}", i == 0 ? "" : i + 1 == kCount ? " or " : ", ", names[i]);
-  }
-  throw UserError(fmt::format("embedding: no {} is named \"{}\"", what, name), "use " + all);
-}
+constexpr std::array<std::string_view, 3> kAdmissions = {"always", "count", "probability"},
+                                          kEvictions = {"none", "age", "frequency"};
 
 void check_options(const HashedOptions& options) {
   const auto check = [](const char* name, int64_t value, int64_t least) {
@@ -63,40 +57,15 @@ PackSpec with_null_rows(PackSpec spec) {
 }  // namespace
 
 Admission parse_admission(std::string_view name) {
-  return parse<Admission>(name, std::array{"always", "count", "probability"}, "admission");
+  return parse_enum<Admission>("embedding", "admission", name, kAdmissions);
 }
 
 Eviction parse_eviction(std::string_view name) {
-  return parse<Eviction>(name, std::array{"none", "age", "frequency"}, "eviction");
+  return parse_enum<Eviction>("embedding", "eviction", name, kEvictions);
 }
 
-uint32_t HashedTables::Keys::insert(uint64_t key) {
-  if (map_.size() == map_.room()) map_.resize(2 * map_.room());
-  auto number = static_cast<uint32_t>(entries_.size());
-  if (free_.empty()) {
-    entries_.emplace_back();
-  } else {
-    number = free_.back();
-    free_.pop_back();
-  }
-  entries_[number] = {.key = key, .occurrences = 0, .last_step = 0, .taken = true};
-  map_.insert(key, number);
-  return number;
-}
-
-void HashedTables::Keys::erase(uint32_t number) {
-  map_.erase(entries_[number].key);
-  entries_[number] = {};
-  free_.push_back(number);
-}
-
-int64_t HashedTables::Keys::bytes() const {
-  return SlotMap<uint64_t>::bytes_for(map_.room()) + static_cast<int64_t>(entries_.capacity() * sizeof(Entry)) +
-         static_cast<int64_t>(free_.capacity() * sizeof(uint32_t));
-}
-
-HashedTables::HashedTables(const PackSpec& spec, const HashedOptions& options)
-    : spec_(spec), options_(options), packed_(with_null_rows(spec), PackedTables::Initial::kUnset) {
+HashedTables::HashedTables(const PackSpec& spec, const HashedOptions& options, Changes changes)
+    : spec_(spec), options_(options), changes_(changes), packed_(with_null_rows(spec), PackedTables::Initial::kUnset) {
   check_options(options);
   for (size_t t = 0; t < spec.tables.size(); ++t) {
     const TableSpec& from = spec.tables[t];
@@ -143,8 +112,9 @@ void HashedTables::begin_table(int64_t t, const Jagged& keys, int64_t* slots) {
   };
   const auto occurred = [&](uint32_t number, int64_t count) {
     Keys::Entry& entry = table.keys.entries()[number];
-    entry.occurrences += count;
+    entry.occurrences = occurrences_after(entry, step_) + count;
     entry.last_step = step_ + 1;
+    entry.changed = true;
   };
   each_key([&](int64_t i, uint64_t key) {
     if (i + kAhead < keys.values.size(0)) table.keys.prefetch(static_cast<uint64_t>(values[i + kAhead]));
@@ -188,6 +158,7 @@ uint32_t HashedTables::admit(Table& table, const NewKey& key) {
   }
   const uint32_t number = table.keys.insert(key.key);
   table.keys.entries()[number].occurrences = before;
+  table.keys.entries()[number].last_step = step_ + 1;
   initialize_row(table, key.key, number);
   ++table.counters.admitted;
   return number;
@@ -215,6 +186,7 @@ bool HashedTables::is_admitted(Table& table, const NewKey& key) const {
   Keys::Entry& candidate = table.candidates.entries()[number];
   candidate.occurrences += key.count;
   candidate.last_step = step_ + 1;
+  candidate.changed = true;
   if (candidate.occurrences >= options_.min_count) return true;
   table.counters.not_admitted += key.count;
   return false;
@@ -236,8 +208,15 @@ void HashedTables::end() {
   });
 }
 
+/// That the counts of all are halved is worked out when a count is asked for: a halving would else change each row.
+int64_t HashedTables::occurrences_after(const Keys::Entry& entry, int64_t steps) const {
+  if (options_.eviction != Eviction::kFrequency) return entry.occurrences;
+  const int64_t halvings = steps / options_.evict_steps - (entry.last_step - 1) / options_.evict_steps;
+  return entry.occurrences >> std::clamp<int64_t>(halvings, 0, 63);
+}
+
 void HashedTables::evict(Table& table) const {
-  std::vector<Keys::Entry>& entries = table.keys.entries();
+  const std::vector<Keys::Entry>& entries = table.keys.entries();
   std::vector<uint32_t> leaving;
   for (uint32_t i = 0; i < entries.size(); ++i) {
     if (!entries[i].taken) continue;
@@ -248,11 +227,12 @@ void HashedTables::evict(Table& table) const {
     const int64_t excess = table.keys.size() - options_.keep_rows;
     if (excess <= 0) return;
     std::nth_element(leaving.begin(), leaving.begin() + excess - 1, leaving.end(), [&](uint32_t a, uint32_t b) {
-      const auto rank = [](const Keys::Entry& e) { return std::tuple(e.occurrences, e.last_step, e.key); };
+      const auto rank = [&](const Keys::Entry& e) {
+        return std::tuple(occurrences_after(e, step_ - 1), e.last_step, e.key);
+      };
       return rank(entries[a]) < rank(entries[b]);
     });
     leaving.resize(static_cast<size_t>(excess));
-    for (Keys::Entry& entry : entries) entry.occurrences /= 2;
   }
   for (const uint32_t number : leaving) table.keys.erase(number);
   table.counters.evicted += static_cast<int64_t>(leaving.size());
@@ -303,46 +283,23 @@ Jagged HashedTables::find(const Jagged& keys) const {
   return slots;
 }
 
-KeyCounts HashedTables::Keys::counts(const std::vector<int64_t>& numbers) const {
-  const auto n = std::ssize(numbers);
-  KeyCounts found{at::empty({n}, at::kLong), at::empty({n}, at::kLong), at::empty({n}, at::kLong)};
-  for (int64_t i = 0; i < n; ++i) {
-    const Entry& entry = entries_[static_cast<size_t>(numbers[static_cast<size_t>(i)])];
-    found.keys.mutable_data_ptr<int64_t>()[i] = static_cast<int64_t>(entry.key);
-    found.occurrences.mutable_data_ptr<int64_t>()[i] = entry.occurrences;
-    found.last_step.mutable_data_ptr<int64_t>()[i] = entry.last_step;
-  }
-  return found;
-}
-
-std::vector<int64_t> HashedTables::Keys::ascending() const {
-  std::vector<int64_t> numbers;
-  for (size_t i = 0; i < entries_.size(); ++i)
-    if (entries_[i].taken) numbers.push_back(static_cast<int64_t>(i));
-  std::ranges::sort(numbers, {}, [&](int64_t i) { return entries_[static_cast<size_t>(i)].key; });
-  return numbers;
-}
-
-void HashedTables::Keys::load(const KeyCounts& counts, const std::string& table) {
-  *this = {};
-  for (int64_t i = 0; i < counts.keys.numel(); ++i) {
-    const auto key = static_cast<uint64_t>(counts.keys.const_data_ptr<int64_t>()[i]);
-    user_check(find(key) == kNone, "embedding: key {} is there twice in what table \"{}\" is to load", key, table);
-    Entry& entry = entries_[insert(key)];
-    entry.occurrences = counts.occurrences.const_data_ptr<int64_t>()[i];
-    entry.last_step = counts.last_step.const_data_ptr<int64_t>()[i];
+void HashedTables::forget_changes() {
+  if (changes_ == Changes::kUntracked) return;
+  for (const auto& table : tables_) {
+    table->keys.forget_changes();
+    table->candidates.forget_changes();
   }
 }
 
-KeyedRows HashedTables::contents(int64_t t) const {
+KeyedRows HashedTables::contents(int64_t t, RowSet which) const {
   user_check(!in_step_, "embedding: the contents of a hashed table are asked for within a step; call end first");
   const Table& table = *tables_.at(static_cast<size_t>(t));
-  const std::vector<int64_t> numbers = table.keys.ascending();
+  const std::vector<int64_t> numbers = table.keys.ascending(which);
   const at::Tensor rows = at::tensor(numbers, at::kLong) + 1;
   return {.known = table.keys.counts(numbers),
           .weight = packed_.stored(t).index_select(0, rows),
           .state = packed_.packed_state(t).index_select(0, rows),
-          .candidates = table.candidates.counts(table.candidates.ascending())};
+          .candidates = table.candidates.counts(table.candidates.ascending(which))};
 }
 
 void HashedTables::load(int64_t t, const KeyedRows& contents) {
@@ -376,16 +333,9 @@ void HashedTables::load(int64_t t, const KeyedRows& contents) {
   packed_.packed_state(t).narrow(0, 1, n).copy_(contents.state);
 }
 
-HashedCounters operator+(const HashedCounters& a, const HashedCounters& b) {
-  return {.rows = a.rows + b.rows,
-          .candidates = a.candidates + b.candidates,
-          .found = a.found + b.found,
-          .admitted = a.admitted + b.admitted,
-          .not_admitted = a.not_admitted + b.not_admitted,
-          .refused_full = a.refused_full + b.refused_full,
-          .refused_candidates = a.refused_candidates + b.refused_candidates,
-          .evicted = a.evicted + b.evicted,
-          .candidates_evicted = a.candidates_evicted + b.candidates_evicted};
+HashedCounters operator+(HashedCounters a, const HashedCounters& b) {
+  for (const auto& [name, counter] : kHashedCounters) a.*counter += b.*counter;
+  return a;
 }
 
 HashedCounters HashedTables::counters() const {

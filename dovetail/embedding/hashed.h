@@ -2,12 +2,15 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "dovetail/embedding/changed_rows.h"
 #include "dovetail/embedding/jagged.h"
 #include "dovetail/embedding/slot_map.h"
 #include "dovetail/embedding/table.h"
@@ -25,8 +28,8 @@ enum class Admission { kAlways, kCount, kProbability };
 ///   kNone       None.
 ///   kAge        Those that last occurred more than `max_age` steps ago.
 ///   kFrequency  If there are more than `keep_rows`, those of fewest occurrences (of equals those that occurred longest
-///               ago, then those of lower keys), until `keep_rows` are left. Then the occurrences of all are halved, so
-///               that a key does not stay for what it once was.
+///               ago, then those of lower keys), until `keep_rows` are left. Then the occurrences of all are halved,
+///               whether any has left or not, so that a key does not stay for what it once was.
 enum class Eviction { kNone, kAge, kFrequency };
 
 /// "always", "count", "probability"; "none", "age", "frequency". Throw UserError for another name.
@@ -56,16 +59,33 @@ struct HashedCounters {
   int64_t evicted = 0, candidates_evicted = 0;
 };
 
-HashedCounters operator+(const HashedCounters& a, const HashedCounters& b);
+/// All of them by name, those that there are now first.
+inline constexpr size_t kPresentCounters = 2;
+inline constexpr std::array<std::pair<std::string_view, int64_t HashedCounters::*>, 9> kHashedCounters = {{
+    {"rows", &HashedCounters::rows},
+    {"candidates", &HashedCounters::candidates},
+    {"found", &HashedCounters::found},
+    {"admitted", &HashedCounters::admitted},
+    {"not_admitted", &HashedCounters::not_admitted},
+    {"refused_full", &HashedCounters::refused_full},
+    {"refused_candidates", &HashedCounters::refused_candidates},
+    {"evicted", &HashedCounters::evicted},
+    {"candidates_evicted", &HashedCounters::candidates_evicted},
+}};
+
+HashedCounters operator+(HashedCounters a, const HashedCounters& b);
 
 /// Keys, ascending (of 64 bits without a sign), and how often and when they occurred: (n) int64 each.
 struct KeyCounts {
   at::Tensor keys;         ///< their bits
-  at::Tensor occurrences;  ///< as Eviction::kFrequency and Admission::kCount count them
+  at::Tensor occurrences;  ///< as Eviction::kFrequency and Admission::kCount count them, as of last_step
   at::Tensor last_step;    ///< the step in which the key last occurred
+  /// (m) int64, ascending alike: with RowSet::kChanged, keys that were there when changes were last forgotten and are
+  /// not now.
+  at::Tensor removed = {};
 };
 
-/// All that belongs to a table.
+/// All that belongs to a table, or what of it has changed: keys that occurred.
 struct KeyedRows {
   KeyCounts known;
   at::Tensor weight;     ///< of each known key its row as it is stored, (n, stored_width) of stored_type
@@ -87,7 +107,7 @@ struct KeyedRows {
 class HashedTables {
  public:
   /// Throws UserError as PackedTables, and for options out of their range.
-  HashedTables(const PackSpec& spec, const HashedOptions& options);
+  HashedTables(const PackSpec& spec, const HashedOptions& options, Changes changes = Changes::kUntracked);
 
   /// The spec as given; each table of packed() has one row more, its first, of zeros.
   const PackSpec& spec() const { return spec_; }
@@ -104,9 +124,12 @@ class HashedTables {
   Jagged find(const Jagged& keys) const;
 
   /// Between steps: all there is of a table, and the way back. load throws UserError for shapes that do not fit, keys
-  /// that are there twice and more of them than the table may have.
-  KeyedRows contents(int64_t table) const;
+  /// that are there twice and more of them than the table may have. With RowSet::kChanged, the keys that occurred in a
+  /// step since forget_changes, and those that have left.
+  KeyedRows contents(int64_t table, RowSet which = RowSet::kAll) const;
   void load(int64_t table, const KeyedRows& contents);
+  /// A checkpoint holds what there is. Nothing where changes are not tracked.
+  void forget_changes();
 
   /// Steps that have ended, with which last_step counts.
   int64_t steps() const { return step_; }
@@ -124,8 +147,9 @@ class HashedTables {
    public:
     struct Entry {
       uint64_t key = 0;
-      int64_t occurrences = 0, last_step = 0;
+      int64_t occurrences = 0, last_step = 0;  // of KeyCounts
       bool taken = false;
+      bool changed = false, saved = false;  // since, and when, changes were last forgotten
     };
 
     Keys() : map_(16) {}
@@ -139,14 +163,16 @@ class HashedTables {
     const std::vector<Entry>& entries() const { return entries_; }
     int64_t bytes() const;
     /// The numbers that are taken, by their keys.
-    std::vector<int64_t> ascending() const;
+    std::vector<int64_t> ascending(RowSet which) const;
     KeyCounts counts(const std::vector<int64_t>& numbers) const;
     void load(const KeyCounts& counts, const std::string& table);
+    void forget_changes();
 
    private:
     SlotMap<uint64_t> map_;
     std::vector<Entry> entries_;
-    std::vector<uint32_t> free_;  // the last is taken first
+    std::vector<uint32_t> free_;     // the last is taken first
+    std::vector<uint64_t> removed_;  // since changes were last forgotten; some may have come again
   };
 
   struct Table {
@@ -171,6 +197,8 @@ class HashedTables {
   uint32_t admit(Table& table, const NewKey& key);
   bool is_admitted(Table& table, const NewKey& key) const;
   void evict(Table& table) const;
+  /// Of a key with a row, its occurrences after those of `steps` steps.
+  int64_t occurrences_after(const Keys::Entry& entry, int64_t steps) const;
   void evict_candidates(Table& table) const;
   void clear_null_row(Table& table) const;
   void initialize_row(const Table& table, uint64_t key, uint32_t number) const;
@@ -178,6 +206,7 @@ class HashedTables {
 
   PackSpec spec_;
   HashedOptions options_;
+  Changes changes_;
   PackedTables packed_;
   std::vector<std::unique_ptr<Table>> tables_;
   std::vector<int64_t> feature_rows_;

@@ -71,7 +71,7 @@ ShardedPack::ShardedPack(const PackSpec& spec, const EmbeddingPlan& plan, const 
   }
   if (pack.hashed) {
     id_words_ = 2;
-    hashed_.emplace(own, part_of(hashed));
+    hashed_.emplace(own, part_of(hashed), changes);
   } else if (tiers) {
     TierOptions rest = *tiers;
     rest.memory_bytes -= bytes_of_changes;
@@ -145,6 +145,7 @@ void ShardedPack::mark_changed(const std::vector<PooledGradient>& gradients) {
 
 void ShardedPack::forget_changes() {
   for (ChangedRows& changed : changed_) changed.clear();
+  if (hashed_) hashed_->forget_changes();
 }
 
 /// A rank that has an n-th of the keys may have an n-th of what there may be of them.

@@ -27,9 +27,6 @@ struct TableContents {
   at::Tensor weight, state;
 };
 
-/// Whether tables remember which rows changed since the last checkpoint, for a delta.
-enum class Changes { kUntracked, kTracked };
-
 /// One pack of a plan on one rank: its part of the tables, and the messages of a lookup and its gradient, written and
 /// read. Communication itself is not here. Jagged batches that are passed in are the pack's own features; y and
 /// gradient (samples, columns of the whole collection) float32.

@@ -1,7 +1,10 @@
-#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
+#include <iterator>
 #include <optional>
 #include <set>
 #include <utility>
@@ -31,17 +34,89 @@ StoredCheckpoint::Link open_link(const fs::path& path, CheckpointManifest& manif
   return link;
 }
 
-/// Rows of `link` for a tensor that the links before have as a whole, of `whole` rows.
+using RowsOf = std::map<std::string, std::string>;
+
+/// The keys that a tensor's rows go by, or that it is; empty: none.
+std::string keys_of(const RowsOf& rows_of, const std::string& name) {
+  const std::string& numbers = rows_of.at(name);
+  if (rows_of.contains(numbers)) return numbers;
+  const bool are_keys = std::ranges::any_of(rows_of, [&](const auto& rows) { return rows.second == name; });
+  return are_keys ? name : "";
+}
+
+/// Rows of `link` for a tensor that the first link has as a whole.
 void check_rows(const fs::path& path, const StoredCheckpoint::Link& link, const std::string& name,
-                const std::vector<int64_t>& whole) {
+                const StoredCheckpoint::Link& first) {
+  const std::vector<int64_t> whole = first.files.at(name)->shape(name);
   const std::string& numbers = link.rows_of.at(name);
   user_check(link.files.contains(name) && link.files.contains(numbers), "{}: rows of '{}' are missing", path.string(),
              name);
   const std::vector<int64_t> shape = link.files.at(name)->shape(name), rows = link.files.at(numbers)->shape(numbers);
+  const bool are_keys = keys_of(link.rows_of, name) == name;  // beside those that are gone, not one of them each
   user_check(link.files.at(numbers)->dtype(numbers) == at::kLong && rows.size() == 1 && !shape.empty() &&
-                 shape.size() == whole.size() && shape[0] == rows[0] &&
-                 std::equal(shape.begin() + 1, shape.end(), whole.begin() + 1),
+                 shape.size() == whole.size() && (are_keys || shape[0] == rows[0]) &&
+                 std::equal(shape.begin() + 1, shape.end(), whole.begin() + 1) &&
+                 link.files.at(name)->dtype(name) == first.files.at(name)->dtype(name),
              "{}: rows of '{}' do not fit to the checkpoint that they change", path.string(), name);
+}
+
+/// Where the row of a key is.
+struct KeyPlace {
+  uint64_t key;
+  size_t link;
+  int64_t row;
+};
+
+/// Of the keys of a link, ascending.
+std::vector<KeyPlace> places_of(const std::vector<StoredCheckpoint::Link>& links, size_t link,
+                                const std::string& keys) {
+  const at::Tensor tensor = links[link].files.at(keys)->read(keys);
+  std::vector<KeyPlace> places;
+  for (int64_t row = 0; row < tensor.numel(); ++row)
+    places.push_back({static_cast<uint64_t>(tensor.const_data_ptr<int64_t>()[row]), link, row});
+  user_check(std::ranges::adjacent_find(places, std::greater_equal(), &KeyPlace::key) == places.end(),
+             "{}: the keys '{}' do not ascend", step_name(links[link].step), keys);
+  return places;
+}
+
+std::vector<KeyPlace> without(const std::vector<KeyPlace>& places, const std::vector<KeyPlace>& others) {
+  std::vector<KeyPlace> left;
+  std::ranges::set_difference(places, others, std::back_inserter(left), {}, &KeyPlace::key, &KeyPlace::key);
+  return left;
+}
+
+/// Where the rows of a chain's whole tensors are, ascending by their keys.
+std::vector<KeyPlace> merged_keys(const std::vector<StoredCheckpoint::Link>& links, const std::string& keys) {
+  const std::string& removed = links.back().rows_of.at(keys);
+  std::vector<KeyPlace> all = places_of(links, 0, keys);
+  for (size_t i = 1; i < links.size(); ++i) {
+    const std::vector<KeyPlace> gone = places_of(links, i, removed), fresh = places_of(links, i, keys);
+    user_check(std::ranges::includes(all, gone, {}, &KeyPlace::key, &KeyPlace::key),
+               "{}: '{}' has keys that {} does not have", step_name(links[i].step), removed,
+               step_name(links[i - 1].step));
+    std::vector<KeyPlace> merged;
+    std::ranges::merge(without(without(all, gone), fresh), fresh, std::back_inserter(merged), {}, &KeyPlace::key,
+                       &KeyPlace::key);
+    all = std::move(merged);
+  }
+  return all;
+}
+
+at::Tensor read_keyed(const std::vector<StoredCheckpoint::Link>& links, const std::string& name,
+                      const std::string& keys) {
+  const std::vector<KeyPlace> all = merged_keys(links, keys);
+  std::vector<std::vector<int64_t>> rows(links.size()), places(links.size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    rows[all[i].link].push_back(all[i].row);
+    places[all[i].link].push_back(static_cast<int64_t>(i));
+  }
+  std::vector<int64_t> shape = links.front().files.at(name)->shape(name);
+  shape[0] = std::ssize(all);
+  at::Tensor whole = at::empty(shape, links.front().files.at(name)->dtype(name));
+  for (size_t i = 0; i < links.size(); ++i)
+    whole.index_copy_(0, at::tensor(places[i], at::kLong),
+                      links[i].files.at(name)->read(name).index_select(0, at::tensor(rows[i], at::kLong)));
+  return whole;
 }
 
 bool verifies(const fs::path& path) {
@@ -97,7 +172,7 @@ StoredCheckpoint::StoredCheckpoint(const fs::path& path) {
       const auto whole = links_.front().files.find(name);
       user_check(whole != links_.front().files.end(), "{}: rows of '{}', which {} does not have", paths[i].string(),
                  name, paths.front().string());
-      check_rows(paths[i], links_[i], name, whole->second->shape(name));
+      check_rows(paths[i], links_[i], name, links_.front());
     }
   }
 }
@@ -105,7 +180,8 @@ StoredCheckpoint::StoredCheckpoint(const fs::path& path) {
 std::vector<std::string> StoredCheckpoint::names() const {
   const Link& newest = links_.back();
   std::set<std::string> numbers;
-  for (const auto& [name, rows] : newest.rows_of) numbers.insert(rows);
+  for (const auto& [name, rows] : newest.rows_of)
+    if (!newest.rows_of.contains(rows)) numbers.insert(rows);
   std::vector<std::string> names;
   for (const auto& [name, file] : newest.files)
     if (!numbers.contains(name)) names.push_back(name);
@@ -117,6 +193,7 @@ at::Tensor StoredCheckpoint::read(const std::string& name) const {
   const auto found = newest.files.find(name);
   user_check(found != newest.files.end(), "the checkpoint of step {} has no tensor '{}'", step(), name);
   if (!newest.rows_of.contains(name)) return found->second->read(name);
+  if (const std::string keys = keys_of(newest.rows_of, name); !keys.empty()) return read_keyed(links_, name, keys);
   at::Tensor whole = links_.front().files.at(name)->read(name);
   for (size_t i = 1; i < links_.size(); ++i) {
     const std::string& rows = links_[i].rows_of.at(name);

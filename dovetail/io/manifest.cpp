@@ -15,8 +15,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kFormat = "dovetail.checkpoint";
-/// A full checkpoint is of version 1, a delta of 2, so that a program that knows none refuses it.
-constexpr int64_t kFullVersion = 1, kVersion = 2;
+/// A full checkpoint is of version 1, a delta of 2, one with keys of 3, so that a program that knows none refuses it.
+constexpr int64_t kFullVersion = 1, kDeltaVersion = 2, kVersion = 3;
 constexpr const char* kManifestName = "manifest.json";
 constexpr std::string_view kStepPrefix = "step-";
 
@@ -24,6 +24,12 @@ constexpr std::string_view kStepPrefix = "step-";
 std::string checksum_of(nlohmann::json content) {
   content.erase("checksum");
   return sha256_of(content.dump());
+}
+
+int64_t version_of(const CheckpointManifest& manifest) {
+  if (!manifest.base) return kFullVersion;
+  const auto has_keys = [&](const auto& rows) { return manifest.rows_of.contains(rows.second); };
+  return std::ranges::any_of(manifest.rows_of, has_keys) ? kVersion : kDeltaVersion;
 }
 
 CheckpointManifest decode(const nlohmann::json& content, const fs::path& checkpoint) {
@@ -52,10 +58,8 @@ CheckpointManifest decode(const nlohmann::json& content, const fs::path& checkpo
 }  // namespace
 
 std::string manifest_text(CheckpointManifest& manifest) {
-  nlohmann::json content = {{"format", kFormat},
-                            {"version", manifest.base ? kVersion : kFullVersion},
-                            {"step", manifest.step},
-                            {"state", manifest.state}};
+  nlohmann::json content = {
+      {"format", kFormat}, {"version", version_of(manifest)}, {"step", manifest.step}, {"state", manifest.state}};
   if (manifest.base) {
     content["base"] = {{"step", manifest.base->step}, {"checksum", manifest.base->checksum}};
     content["rows_of"] = manifest.rows_of;

@@ -30,8 +30,8 @@ struct CheckpointManifest {
   std::vector<ManifestFile> files;
   nlohmann::json state;
   std::optional<ManifestBase> base = {};  ///< of a delta
-  /// Of a delta, tensors of which only some rows are there: their names, and that of the tensor (n) int64 with the
-  /// numbers of their rows. All others are whole.
+  /// Of a delta, tensors with some rows alone: their names, and that of the (n) int64 which numbers these. Numbers that
+  /// are named themselves are keys, ascending without a sign, and have that of the keys without a row anymore.
   std::map<std::string, std::string> rows_of = {};
   std::string checksum = {};  ///< of its text
 };

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -14,35 +15,67 @@
 namespace dovetail {
 namespace {
 
-using Counter = int64_t embedding::HashedCounters::*;
-constexpr std::array<std::pair<const char*, Counter>, 9> kCounters = {{
-    {"rows", &embedding::HashedCounters::rows},
-    {"candidates", &embedding::HashedCounters::candidates},
-    {"found", &embedding::HashedCounters::found},
-    {"admitted", &embedding::HashedCounters::admitted},
-    {"not_admitted", &embedding::HashedCounters::not_admitted},
-    {"refused_full", &embedding::HashedCounters::refused_full},
-    {"refused_candidates", &embedding::HashedCounters::refused_candidates},
-    {"evicted", &embedding::HashedCounters::evicted},
-    {"candidates_evicted", &embedding::HashedCounters::candidates_evicted},
+/// What there is of a table, in groups of rows that belong to the same keys.
+struct Part {
+  std::string_view name;
+  at::Tensor& (*of)(embedding::KeyedRows& rows);
+};
+using Rows = embedding::KeyedRows;
+constexpr std::array<Part, 5> kKnown = {{
+    {"keys", [](Rows& rows) -> at::Tensor& { return rows.known.keys; }},
+    {"occurrences", [](Rows& rows) -> at::Tensor& { return rows.known.occurrences; }},
+    {"last_step", [](Rows& rows) -> at::Tensor& { return rows.known.last_step; }},
+    {"weight", [](Rows& rows) -> at::Tensor& { return rows.weight; }},
+    {"state", [](Rows& rows) -> at::Tensor& { return rows.state; }},
+}};
+constexpr std::array<Part, 3> kCandidates = {{
+    {"candidate_keys", [](Rows& rows) -> at::Tensor& { return rows.candidates.keys; }},
+    {"candidate_occurrences", [](Rows& rows) -> at::Tensor& { return rows.candidates.occurrences; }},
+    {"candidate_last_step", [](Rows& rows) -> at::Tensor& { return rows.candidates.last_step; }},
 }};
 
-bool has_state(const embedding::PackSpec& spec, const embedding::TableSpec& table) {
-  return embedding::state_per_row(spec.optimizer.kind, table.dim) > 0;
+/// Those of a group that a table has, the keys first.
+std::vector<Part> parts_of(std::span<const Part> group, const embedding::PackSpec& spec,
+                           const embedding::TableSpec& table) {
+  std::vector<Part> parts;
+  for (const Part& part : group)
+    if (part.name != "state" || embedding::state_per_row(spec.optimizer.kind, table.dim) > 0) parts.push_back(part);
+  return parts;
+}
+
+void save(const embedding::PackSpec& spec, const embedding::TableSpec& table, CheckpointKind kind, Rows rows,
+          StreamedTensors& to) {
+  const auto write = [&](std::span<const Part> group, const at::Tensor& removed) {
+    std::vector<StreamedTensor> headers;
+    std::vector<at::Tensor> tensors;
+    const auto add = [&](std::string name, const at::Tensor& tensor, const std::string& numbers) {
+      headers.push_back(
+          {std::move(name), tensor.scalar_type(), tensor.sizes().vec(), kind == CheckpointKind::kFull ? "" : numbers});
+      tensors.push_back(tensor.contiguous());
+    };
+    const std::string keys = table_tensor(table.name, group.front().name),
+                      gone = table_tensor(table.name, fmt::format("removed_{}", group.front().name));
+    for (const Part& part : parts_of(group, spec, table)) {
+      const std::string name = table_tensor(table.name, part.name);
+      add(name, part.of(rows), name == keys ? gone : keys);
+    }
+    if (kind == CheckpointKind::kDelta) add(gone, removed, "");
+    to.begin(headers);
+    to.append(tensors);
+  };
+  write(kKnown, rows.known.removed);
+  write(kCandidates, rows.candidates.removed);
 }
 
 void restore(embedding::DistributedTables& tables, int64_t t, const StoredCheckpoint* from) {
   const embedding::TableSpec& table = tables.spec().tables[static_cast<size_t>(t)];
-  const auto get = [&](const char* part) {
-    return from == nullptr ? at::Tensor() : from->read(table_tensor(table.name, part)).contiguous();
-  };
-  const bool state = has_state(tables.spec(), table);
-  embedding::KeyedRows rows{
-      .known = {get("keys"), get("occurrences"), get("last_step")},
-      .weight = get("weight"),
-      .state = state ? get("state") : at::Tensor(),
-      .candidates = {get("candidate_keys"), get("candidate_occurrences"), get("candidate_last_step")}};
-  if (from != nullptr && !state) rows.state = at::empty({rows.known.keys.numel(), 0}, at::kFloat);
+  Rows rows;
+  if (from != nullptr) {
+    for (const std::span<const Part> group : {std::span<const Part>(kKnown), std::span<const Part>(kCandidates)})
+      for (const Part& part : parts_of(group, tables.spec(), table))
+        part.of(rows) = from->read(table_tensor(table.name, part.name)).contiguous();
+    if (!rows.state.defined()) rows.state = at::empty({rows.known.keys.numel(), 0}, at::kFloat);
+  }
   tables.write_keys(t, rows);
 }
 
@@ -54,30 +87,17 @@ std::string table_tensor(const std::string& table, std::string_view part) {
 
 std::vector<std::string> hashed_tensors(const embedding::PackSpec& spec, const embedding::TableSpec& table) {
   std::vector<std::string> names;
-  for (const char* part : {"keys", "occurrences", "last_step", "candidate_keys", "candidate_occurrences",
-                           "candidate_last_step", "weight", "state"})
-    if (std::string_view(part) != "state" || has_state(spec, table)) names.push_back(table_tensor(table.name, part));
+  for (const std::span<const Part> group : {std::span<const Part>(kKnown), std::span<const Part>(kCandidates)})
+    for (const Part& part : parts_of(group, spec, table)) names.push_back(table_tensor(table.name, part.name));
   return names;
 }
 
-void add_hashed_tables(const embedding::DistributedTables& tables, bool here,
-                       std::map<std::string, at::Tensor>& tensors) {
+void save_hashed_tables(const embedding::DistributedTables& tables, CheckpointKind kind, StreamedTensors* to) {
+  const auto which = kind == CheckpointKind::kFull ? embedding::RowSet::kAll : embedding::RowSet::kChanged;
   for (int64_t t = 0; t < std::ssize(tables.spec().tables); ++t) {
     if (!tables.is_hashed(t)) continue;
-    const embedding::TableSpec& table = tables.spec().tables[static_cast<size_t>(t)];
-    const embedding::KeyedRows all = tables.read_keys(t);
-    if (!here) continue;
-    const auto add = [&](const char* part, const at::Tensor& tensor) {
-      tensors[table_tensor(table.name, part)] = tensor;
-    };
-    add("keys", all.known.keys);
-    add("occurrences", all.known.occurrences);
-    add("last_step", all.known.last_step);
-    add("candidate_keys", all.candidates.keys);
-    add("candidate_occurrences", all.candidates.occurrences);
-    add("candidate_last_step", all.candidates.last_step);
-    add("weight", all.weight);
-    if (has_state(tables.spec(), table)) add("state", all.state);
+    Rows rows = tables.read_keys(t, which);
+    if (to != nullptr) save(tables.spec(), tables.spec().tables[static_cast<size_t>(t)], kind, std::move(rows), *to);
   }
 }
 
@@ -89,20 +109,20 @@ void restore_hashed_tables(embedding::DistributedTables& tables, const StoredChe
 embedding::HashedCounters sum_over_ranks(Group& group, const std::optional<embedding::HashedCounters>& own) {
   const embedding::HashedCounters from = own.value_or(embedding::HashedCounters());
   std::vector<double> values;
-  values.reserve(kCounters.size());
-  for (const auto& [name, member] : kCounters) values.push_back(static_cast<double>(from.*member));
+  for (const auto& [name, counter] : embedding::kHashedCounters) values.push_back(static_cast<double>(from.*counter));
   values = sum_over_ranks(group, values);
   embedding::HashedCounters sum;
-  for (size_t i = 0; i < kCounters.size(); ++i) sum.*kCounters[i].second = static_cast<int64_t>(values[i]);
+  for (size_t i = 0; i < values.size(); ++i)
+    sum.*embedding::kHashedCounters[i].second = static_cast<int64_t>(values[i]);
   return sum;
 }
 
 nlohmann::ordered_json counters_json(int64_t step, const embedding::HashedCounters& now,
                                      const embedding::HashedCounters& before) {
   nlohmann::ordered_json line = {{"step", step}};
-  for (const auto& [name, member] : kCounters) {
-    const bool present = member == &embedding::HashedCounters::rows || member == &embedding::HashedCounters::candidates;
-    line[name] = now.*member - (present ? 0 : before.*member);
+  for (size_t i = 0; i < embedding::kHashedCounters.size(); ++i) {
+    const auto& [name, counter] = embedding::kHashedCounters[i];
+    line[std::string(name)] = now.*counter - (i < embedding::kPresentCounters ? 0 : before.*counter);
   }
   return line;
 }

@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -19,13 +18,13 @@ namespace dovetail {
 std::string table_tensor(const std::string& table, std::string_view part);
 
 /// What a checkpoint holds of a table without a fixed vocabulary beside its "weight" and "state": "keys", "occurrences"
-/// and "last_step" of the rows, "candidate_keys", "candidate_occurrences" and "candidate_last_step". A delta has all of
-/// it.
+/// and "last_step" of the rows, "candidate_keys", "candidate_occurrences" and "candidate_last_step".
 std::vector<std::string> hashed_tensors(const embedding::PackSpec& spec, const embedding::TableSpec& table);
 
-/// Adds the tensors of tables without a fixed vocabulary where `here`, on rank 0; all ranks together.
-void add_hashed_tables(const embedding::DistributedTables& tables, bool here,
-                       std::map<std::string, at::Tensor>& tensors);
+/// Writes the tables without a fixed vocabulary; `to` is rank 0's, null elsewhere. A delta has of the tensors above the
+/// keys that occurred in a step since the save before, and "removed_keys" and
+/// "removed_candidate_keys", that have left since. All ranks together, between steps.
+void save_hashed_tables(const embedding::DistributedTables& tables, CheckpointKind kind, StreamedTensors* to);
 /// The inverse, of a checkpoint of any number of ranks; `from` is rank 0's, null elsewhere. Throws UserError as
 /// DistributedTables::write_keys.
 void restore_hashed_tables(embedding::DistributedTables& tables, const StoredCheckpoint* from);

@@ -337,14 +337,11 @@ void RecommenderTraining::finish(const RunFolder&, bool quiet) {
   }
 }
 
-std::map<std::string, at::Tensor> RecommenderTraining::checkpoint_tensors() {
-  std::map<std::string, at::Tensor> tensors = optimizer_->tensors();
-  add_hashed_tables(*tables_, group_->rank() == 0, tensors);
-  return tensors;
-}
+std::map<std::string, at::Tensor> RecommenderTraining::checkpoint_tensors() { return optimizer_->tensors(); }
 
 void RecommenderTraining::stream_tensors(CheckpointKind kind, StreamedTensors* to) {
   save_tables(*tables_, kind, to);
+  save_hashed_tables(*tables_, kind, to);
   tables_->forget_changes();
 }
 

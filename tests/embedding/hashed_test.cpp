@@ -118,7 +118,8 @@ class Oracle {
 
   struct Row {
     int64_t occurrences = 0, last_step = 0;
-    bool operator==(const Row&) const = default;
+    int64_t now = 0;  ///< occurrences, as halved since
+    bool operator==(const Row& other) const { return occurrences == other.occurrences && last_step == other.last_step; }
   };
 
   void step(const std::vector<int64_t>& ids) {
@@ -130,7 +131,7 @@ class Oracle {
     for (const int64_t key : order) {
       if (rows.contains(key)) {
         found += counts[key];
-        rows[key] = {rows[key].occurrences + counts[key], step_};
+        rows[key] = {rows[key].now + counts[key], step_, rows[key].now + counts[key]};
       }
     }
     for (const int64_t key : order) {
@@ -142,7 +143,7 @@ class Oracle {
         continue;
       }
       candidates.erase(key);
-      rows[key] = {all, step_};
+      rows[key] = {all, step_, all};
       ++admitted;
     }
     if (step_ % options_.evict_steps == 0) evict();
@@ -176,19 +177,19 @@ class Oracle {
     const auto old = [&](const auto& entry) { return step_ - entry.second.last_step > options_.max_age; };
     if (options_.eviction == Eviction::kAge) evicted += static_cast<int64_t>(std::erase_if(rows, old));
     std::erase_if(candidates, old);
-    if (options_.eviction != Eviction::kFrequency || static_cast<int64_t>(rows.size()) <= options_.keep_rows) return;
+    if (options_.eviction != Eviction::kFrequency) return;
     while (static_cast<int64_t>(rows.size()) > options_.keep_rows) {
       auto least = rows.begin();
       for (auto i = rows.begin(); i != rows.end(); ++i) {
         const auto rank = [](const auto& e) {
-          return std::tuple(e.second.occurrences, e.second.last_step, static_cast<uint64_t>(e.first));
+          return std::tuple(e.second.now, e.second.last_step, static_cast<uint64_t>(e.first));
         };
         if (rank(*i) < rank(*least)) least = i;
       }
       rows.erase(least);
       ++evicted;
     }
-    for (auto& [key, row] : rows) row.occurrences /= 2;
+    for (auto& [key, row] : rows) row.now /= 2;
   }
 
   HashedOptions options_;

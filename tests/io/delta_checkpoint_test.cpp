@@ -5,12 +5,14 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -47,6 +49,57 @@ at::Tensor rows_after(int64_t step, const std::vector<int64_t>& rows) {
   return values;
 }
 
+/// Keys with a row after `step`, each with the step that changed it last: a step changes three keys, one of them often
+/// for the first time, and takes two others away.
+std::map<uint64_t, int64_t> keyed_after(int64_t step) {
+  const auto key = [](int64_t i) { return static_cast<uint64_t>(i % 23) * 0xB21642C8590B2165; };
+  std::map<uint64_t, int64_t> rows;
+  for (int64_t s = 0; s <= step; ++s) {
+    for (const int64_t i : {s + 9, 5 * s + 3}) rows.erase(key(i));
+    for (const int64_t i : {s, s + 1, 7 * s}) rows[key(i)] = s;
+  }
+  return rows;
+}
+
+at::Tensor numbers_of(const std::vector<uint64_t>& keys) {
+  at::Tensor numbers = at::empty({std::ssize(keys)}, at::kLong);
+  std::ranges::copy(keys, numbers.mutable_data_ptr<int64_t>());
+  return numbers;
+}
+
+/// The tensors of `rows`, which ascend by their keys.
+std::map<std::string, at::Tensor> keyed_tensors(const std::map<uint64_t, int64_t>& rows) {
+  std::vector<uint64_t> keys;
+  at::Tensor values = at::empty({std::ssize(rows), kWidth});
+  for (const auto& [key, step] : rows) {
+    values[std::ssize(keys)].fill_(step);
+    keys.push_back(key);
+  }
+  return {{"k.keys", numbers_of(keys)}, {"k.weight", values}};
+}
+
+void add(StreamedTensors& to, const at::Tensor& keys, const at::Tensor& values, const at::Tensor& removed) {
+  if (!removed.defined()) {
+    to.begin({{"k.keys", at::kLong, {keys.size(0)}}, {"k.weight", at::kFloat, {values.size(0), kWidth}}});
+    return to.append({keys, values});
+  }
+  to.begin({{"k.keys", at::kLong, {keys.size(0)}, "k.removed"},
+            {"k.weight", values.scalar_type(), {values.size(0), kWidth}, "k.keys"},
+            {"k.removed", at::kLong, {removed.size(0)}}});
+  to.append({keys, values, removed});
+}
+
+/// `since` as for `save`.
+void add_keyed(StreamedTensors& to, int64_t step, int64_t since) {
+  std::map<uint64_t, int64_t> rows = keyed_after(step);
+  std::vector<uint64_t> removed;
+  for (const auto& [key, changed] : keyed_after(since))
+    if (!rows.contains(key)) removed.push_back(key);
+  std::erase_if(rows, [&](const auto& row) { return row.second <= since; });
+  const std::map<std::string, at::Tensor> tensors = keyed_tensors(rows);
+  add(to, tensors.at("k.keys"), tensors.at("k.weight"), since < 0 ? at::Tensor() : numbers_of(removed));
+}
+
 std::vector<int64_t> all_rows() {
   std::vector<int64_t> rows;
   for (int64_t row = 0; row < kRows; ++row) rows.push_back(row);
@@ -71,6 +124,7 @@ void save(CheckpointFolder& checkpoints, int64_t step, int64_t since = -1) {
     to.append({values.narrow(0, 0, half), numbers.narrow(0, 0, half)});
     to.append({values.narrow(0, half, count - half), numbers.narrow(0, half, count - half)});
   }
+  add_keyed(to, step, since);
   checkpoints.save_async({.step = step, .tensors = {{"dense", at::full({4}, step)}}, .state = {{"at", step}}});
   checkpoints.wait();
 }
@@ -78,9 +132,11 @@ void save(CheckpointFolder& checkpoints, int64_t step, int64_t since = -1) {
 void expect_step(const Snapshot& found, int64_t step) {
   EXPECT_EQ(found.step, step);
   EXPECT_EQ(found.state["at"], step);
-  ASSERT_EQ(found.tensors.size(), 2);
+  ASSERT_EQ(found.tensors.size(), 4);
   EXPECT_TRUE(torch::equal(found.tensors.at("dense"), at::full({4}, step)));
   EXPECT_TRUE(torch::equal(found.tensors.at("t.weight"), rows_after(step, all_rows()))) << step;
+  for (const auto& [name, tensor] : keyed_tensors(keyed_after(step)))
+    EXPECT_TRUE(torch::equal(found.tensors.at(name), tensor)) << step << ": " << name;
 }
 
 std::string message_of(const std::function<void()>& call) {
@@ -119,7 +175,7 @@ TEST_F(DeltaCheckpoint, OfAnyLengthOfChainIsWhatAFullOneWouldHold) {
   expect_step(read_latest_checkpoint(folder_), 12);
   const StoredCheckpoint newest(path_of(12));
   EXPECT_EQ(newest.links().size(), 6);
-  EXPECT_THAT(newest.names(), ElementsAre("dense", "t.weight"));
+  EXPECT_THAT(newest.names(), ElementsAre("dense", "k.keys", "k.weight", "t.weight"));
   EXPECT_EQ(newest.links()[1].files.at("t.weight")->shape("t.weight")[0], 5) << "other rows than changed";
 }
 
@@ -183,7 +239,48 @@ TEST_F(DeltaCheckpoint, RefusesALinkThatWasReplaced) {
 TEST_F(DeltaCheckpoint, AnOlderProgramRefusesIt) {
   save_chain(4);
   EXPECT_EQ(nlohmann::json::parse(read_file(path_of(2) / "manifest.json"))["version"], 1);
-  EXPECT_EQ(nlohmann::json::parse(read_file(path_of(4) / "manifest.json"))["version"], 2);
+  EXPECT_EQ(nlohmann::json::parse(read_file(path_of(4) / "manifest.json"))["version"], 3);
+  CheckpointFolder checkpoints(folder_, {});
+  for (const auto kind : {CheckpointKind::kFull, CheckpointKind::kDelta}) {
+    const int64_t step = kind == CheckpointKind::kFull ? 6 : 8;
+    checkpoints.begin(step, kind);
+    checkpoints.save_async({.step = step});
+    checkpoints.wait();
+  }
+  EXPECT_EQ(nlohmann::json::parse(read_file(path_of(8) / "manifest.json"))["version"], 2) << "without keys";
+}
+
+TEST_F(DeltaCheckpoint, TakesRowsOfRemovedKeysAway) {
+  save_chain(12);
+  const StoredCheckpoint newest(path_of(12));
+  int64_t removed = 0, rows = 0;
+  for (const auto& link : newest.links()) {
+    if (link.step > 2) removed += link.files.at("k.removed")->shape("k.removed")[0];
+    if (link.step > 2) rows += link.files.at("k.keys")->shape("k.keys")[0];
+  }
+  EXPECT_GT(removed, 4);
+  EXPECT_LT(rows, 5 * 6 + 1) << "more rows than changed";
+}
+
+TEST_F(DeltaCheckpoint, RefusesKeysThatFitNothing) {
+  const auto error_of = [&](const at::Tensor& keys, const at::Tensor& values, const at::Tensor& removed) {
+    CheckpointFolder checkpoints(folder_, {});
+    save(checkpoints, 2);
+    StreamedTensors& to = checkpoints.begin(4, CheckpointKind::kDelta);
+    to.begin({{"t.weight", at::kFloat, {0, kWidth}, "t.rows"}, {"t.rows", at::kLong, {0}}});
+    add(to, keys, values, removed);
+    checkpoints.save_async({.step = 4});
+    checkpoints.wait();
+    return message_of([&] { read_checkpoint(path_of(4)); });
+  };
+  const at::Tensor none = numbers_of({}), one = numbers_of({5}), two = numbers_of({5, 7});
+  const auto values = [](int64_t rows) { return at::ones({rows, kWidth}); };
+  EXPECT_EQ(error_of(two, values(2), none), "no error");
+  EXPECT_THAT(error_of(two, values(2), one),
+              AllOf(HasSubstr("step-00000004: 'k.removed' has keys that step-00000002 does not have")));
+  EXPECT_THAT(error_of(two.flip(0), values(2), none), HasSubstr("the keys 'k.keys' do not ascend"));
+  EXPECT_THAT(error_of(two, values(1), none), HasSubstr("rows of 'k.weight' do not fit"));
+  EXPECT_THAT(error_of(two, values(2).to(at::kDouble), none), HasSubstr("rows of 'k.weight' do not fit"));
 }
 
 TEST_F(DeltaCheckpoint, RefusesNaNInABlockAndLeavesNothing) {

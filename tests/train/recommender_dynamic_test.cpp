@@ -99,6 +99,8 @@ TEST(RecommenderDynamic, ResumesBitForBit) {
     for (RunConfig* config : {&whole, &first, &rest}) {
       config->embedding.dynamic.eviction = eviction;
       config->embedding.dynamic.keep_rows = std::string(eviction) == "age" ? 0 : 12;
+      config->checkpoint.every_steps = 7;
+      config->checkpoint.full_every = config == &whole ? 1 : 4;
       config->run.folder = (data.file(eviction, "") / config->run.name).string();
     }
     train_alone(whole);
