@@ -167,11 +167,13 @@ Baseline checkmate(const Graph& graph, const MilpOptions& options) {
   const Graph seen = with_least_workspace(graph);
   const StageGraph stages(seen);
   Baseline out{.name = "checkmate"};
+  const SolveOptions alone{.offload = false, .compress = false, .across_steps = false};
+  if (seen.budget_bytes < floor_of(seen, alone).bytes) return out;
   const double started_s = now_seconds();
   Fastest start{.graph = stages};
   for (const Candidates which : {Candidates::kAll, Candidates::kArticulation}) offer_greedy(start, which, {});
   try {
-    const Solution greedy = solve(seen, {.offload = false, .compress = false, .across_steps = false});
+    const Solution greedy = solve(seen, alone);
     start.offer(stages_of(stages, greedy.schedule.plan));
   } catch (const UserError&) {  // it finds none; Checkmate may
   }

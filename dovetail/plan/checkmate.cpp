@@ -187,6 +187,9 @@ std::vector<double> CheckmateProgram::point(const Stages& stages) const {
 std::optional<CheckmateSolution> solve_checkmate(const Graph& graph, const MilpOptions& options,
                                                  const std::optional<Stages>& start) {
   const StageGraph stages(graph);
+  const double once_s = time_of(stages, no_stages(stages));
+  if (start && fits(stages, *start) && time_of(stages, *start) <= once_s)
+    return CheckmateSolution{.stages = *start, .time_s = once_s, .bound_s = once_s};  // nothing is faster
   CheckmateProgram checkmate(stages, static_cast<double>(graph.budget_bytes));
   if (start) {
     std::vector<double> point = checkmate.point(*start);
@@ -195,7 +198,7 @@ std::optional<CheckmateSolution> solve_checkmate(const Graph& graph, const MilpO
   const MilpResult result = solve_milp(checkmate.program(), options);
   if (result.values.empty()) return {};
   CheckmateSolution out{.stages = checkmate.stages(result.values),
-                        .bound_s = std::max(checkmate.seconds(result.bound), time_of(stages, no_stages(stages))),
+                        .bound_s = std::max(checkmate.seconds(result.bound), once_s),
                         .seconds = result.seconds};
   if (auto fewest = runs_for(stages, out.stages.keeps); fewest && fits(stages, *fewest))
     out.stages = std::move(*fewest);
