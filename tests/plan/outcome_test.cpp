@@ -1,0 +1,219 @@
+#include "dovetail/plan/outcome.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "dovetail/plan/fit.h"
+#include "dovetail/plan/memory_use.h"
+#include "dovetail/plan/profile.h"
+#include "dovetail/plan/step_graph.h"
+#include "dovetail/plan/trade_off.h"
+#include "tests/plan/random_graph.h"
+#include "tests/plan/small_step.h"
+
+namespace dovetail::plan {
+namespace {
+
+/// One of the ways that are open to a gap.
+Keep draw_keep(Random& random, const Graph& graph, const Scheduler& scheduler, int gap, int codec) {
+  const Gap& of = scheduler.gaps()[gap];
+  const GraphTensor& tensor = graph.tensors[of.tensor];
+  std::vector<Keep> ways = {Keep::kResident, Keep::kHost};
+  if (!of.wraps && scheduler.can_be_made_again(gap)) ways.insert(ways.end(), {Keep::kAgain, Keep::kAgainEarly});
+  if (!of.wraps && !resident_at_start(tensor.kind) && (tensor.lossy_ok || graph.codecs[codec].max_error == 0))
+    ways.push_back(Keep::kPacked);
+  return ways[draw(random, 0, static_cast<int>(ways.size()) - 1)];
+}
+
+/// Random steps with plans of random decisions.
+template <class Look>
+int for_random_plans(uint64_t seed, const Look& look) {
+  Random random(seed);
+  int plans = 0;
+  for (int round = 0; round < 60; ++round) {
+    Graph graph = random_step(random, draw(random, 2, 7));
+    if (round % 2 == 0) add_state(random, graph);
+    graph.bandwidth.slowdown = 0.1 * draw(random, 0, 3);
+    for (GraphNode& node : graph.nodes) node.layer = node.name.substr(1);
+    const Scheduler scheduler(graph);
+    for (int attempt = 0; attempt < 6; ++attempt) {
+      Decisions decisions;
+      for (size_t g = 0; g < scheduler.gaps().size(); ++g) {
+        decisions.codec.push_back(draw(random, 0, 1));
+        decisions.gaps.push_back(draw_keep(random, graph, scheduler, static_cast<int>(g), decisions.codec.back()));
+      }
+      for (const GraphNode& node : graph.nodes)
+        decisions.algorithms.push_back(draw(random, 0, static_cast<int>(node.algorithms.size()) - 1));
+      for (size_t g = 0; g < decisions.gaps.size(); ++g)
+        if (scheduler.is_moot(decisions, static_cast<int>(g))) decisions.gaps[g] = Keep::kResident;
+      const auto made = scheduler.schedule(decisions, graph.budget_bytes);
+      if (!made) continue;
+      ++plans;
+      SCOPED_TRACE(fmt::format("round {}, attempt {}", round, attempt));
+      look(graph, *made);
+    }
+  }
+  return plans;
+}
+
+TEST(Outcome, ItsPartsAreAllOfTheTimeThatAStepTakes) {
+  int waited = 0;
+  const int plans = for_random_plans(1, [&](const Graph& graph, const Schedule& made) {
+    const PlanOutcome outcome = outcome_of(graph, made.plan, made.timeline);
+    EXPECT_NEAR(outcome.expected_s(), expected_s(graph, made.plan, made.timeline), 1e-9);
+    EXPECT_GE(outcome.algorithms_s, 0);
+    double again_s = 0, packed_s = 0, waited_s = 0, copied_s = 0;
+    int64_t moved_bytes = 0;
+    for (const StorageOutcome& storage : outcome.storages) {
+      again_s += storage.again_s;
+      packed_s += storage.packed_s;
+      waited_s += storage.waited_s;
+      copied_s += storage.copied_s;
+    }
+    EXPECT_NEAR(again_s, outcome.again_s, 1e-9);
+    EXPECT_NEAR(packed_s, outcome.packed_s, 1e-9);
+    EXPECT_LE(waited_s, outcome.waited_s + 1e-9);
+    EXPECT_NEAR(graph.bandwidth.slowdown * copied_s, outcome.behind_s, 1e-9);
+    for (const Action& action : made.plan.actions)
+      if (action.op == Op::kOffload || action.op == Op::kPrefetch) moved_bytes += graph.tensors[action.tensor].bytes;
+    EXPECT_EQ(moved_bytes, outcome.to_host_bytes + outcome.to_device_bytes);
+    waited += waited_s > 0 ? 1 : 0;
+  });
+  EXPECT_GE(plans, 100);
+  EXPECT_GE(waited, 20);
+}
+
+TEST(Outcome, RowsOfLayersAddUpToRowsOfFates) {
+  for_random_plans(2, [&](const Graph& graph, const Schedule& made) {
+    const PlanOutcome outcome = outcome_of(graph, made.plan, made.timeline);
+    std::vector<OutcomeRow> sums(4);
+    for (const OutcomeRow& row : rows_by_layer(outcome, graph)) {
+      OutcomeRow& sum = sums[static_cast<size_t>(row.fate)];
+      sum.storages += row.storages;
+      sum.bytes += row.bytes;
+      sum.copied_s += row.copied_s;
+      sum.again_s += row.again_s;
+      EXPECT_FALSE(why(row).empty());
+    }
+    const auto rows = rows_by_fate(outcome, graph);
+    for (size_t fate = 0; fate < rows.size(); ++fate) {
+      EXPECT_EQ(rows[fate].storages, sums[fate].storages);
+      EXPECT_EQ(rows[fate].bytes, sums[fate].bytes);
+      EXPECT_NEAR(rows[fate].copied_s, sums[fate].copied_s, 1e-9);
+      EXPECT_NEAR(rows[fate].again_s, sums[fate].again_s, 1e-9);
+    }
+  });
+}
+
+TEST(Outcome, WhyComparesTheFiguresOfTheGraph) {
+  const OutcomeRow recomputed{.fate = Fate::kRecomputed, .storages = 1, .again_s = 2.1e-3, .round_trip_s = 8e-3};
+  EXPECT_EQ(why(recomputed), "again 2.1 ms < copies 8 ms");
+  const OutcomeRow hidden{
+      .fate = Fate::kOffloaded, .storages = 1, .copied_s = 8e-3, .round_trip_s = 8e-3, .make_again_s = 12e-3};
+  EXPECT_EQ(why(hidden), "copies 8 ms < again 12 ms; hidden behind computing");
+  const OutcomeRow only{.fate = Fate::kOffloaded,
+                        .storages = 2,
+                        .made_once = 2,
+                        .copied_s = 8e-3,
+                        .waited_s = 1e-3,
+                        .round_trip_s = 8e-3};
+  EXPECT_EQ(why(only), "cannot be made again; copies 8 ms, computing waits 1 ms for them");
+}
+
+// Held against the ledger of `check`, which knows no purposes.
+TEST(MemoryUse, AddsUpToWhatTheCheckerCharges) {
+  const int plans = for_random_plans(3, [&](const Graph& graph, const Schedule& made) {
+    const auto use = memory_use(graph, made.plan, made.timeline.actions);
+    EXPECT_EQ(peak_of(use), made.timeline.peak_bytes);
+    EXPECT_EQ(use.back().total(), made.timeline.memory.back().bytes);
+    const auto bytes_at = [](const auto& points, double time_s, auto&& bytes) {
+      int64_t out = 0;
+      for (const auto& point : points)
+        if (point.time_s <= time_s + 1e-11) out = bytes(point);
+      return out;
+    };
+    for (const MemoryUse& at : use)
+      EXPECT_EQ(bytes_at(use, at.time_s, [](const MemoryUse& u) { return u.total(); }),
+                bytes_at(made.timeline.memory, at.time_s, [](const MemoryPoint& p) { return p.bytes; }));
+    EXPECT_EQ(peak_of(thin_out(use, 5)), made.timeline.peak_bytes);
+    EXPECT_LE(thin_out(use, 5).size(), 5);
+  });
+  EXPECT_GE(plans, 100);
+}
+
+TEST(MemoryUse, KnowsGradientsOfWeightsFromThoseOfActivations) {
+  SmallStep step;
+  step();
+  const StepGraph made = graph_of(capture([&] { return step(); }, step.tensors()));
+  const auto purposes = purposes_of(made.graph);
+  int64_t gradients = 0, weights = 0;
+  for (size_t t = 0; t < purposes.size(); ++t) {
+    (purposes[t] == Purpose::kGradients ? gradients : weights) +=
+        purposes[t] == Purpose::kGradients || purposes[t] == Purpose::kWeights ? made.graph.tensors[t].bytes : 0;
+    EXPECT_EQ(purposes[t] == Purpose::kOptimizer, made.graph.tensors[t].kind == TensorKind::kState);
+  }
+  EXPECT_EQ(gradients, weights);  // every weight has one gradient of its size
+}
+
+TEST(Fit, TwoRecordingsTellTheBytesOfAThird) {
+  const auto recorded = [](int64_t batch) {
+    SmallStep step(batch);
+    step();
+    return Sampled{batch, graph_of(capture([&] { return step(); }, step.tensors())).graph};
+  };
+  const Sampled a = recorded(8), b = recorded(16);
+  for (const int64_t batch : {12, 24}) {
+    const Graph expected = recorded(batch).graph, found = with_samples(a, b, batch);
+    for (size_t t = 0; t < expected.tensors.size(); ++t)
+      EXPECT_NEAR(static_cast<double>(found.tensors[t].bytes), static_cast<double>(expected.tensors[t].bytes), 4096)
+          << expected.tensors[t].id;
+    const auto kept = static_cast<double>(keep_all_bytes(expected));
+    EXPECT_NEAR(static_cast<double>(keep_all_bytes(found)), kept, 0.02 * kept);
+  }
+  Sampled other = b;
+  other.graph.nodes.pop_back();
+  EXPECT_THROW(with_samples(a, other, 96), UserError);
+}
+
+TEST(Fit, BelowTheFloorNamesTheOperationAndItsParts) {
+  Graph graph;
+  graph.tensors = {{.id = "x", .bytes = 3 << 20, .kind = TensorKind::kInput},
+                   {.id = "y", .bytes = 2 << 20, .kind = TensorKind::kActivation}};
+  graph.nodes = {{.name = "aten::convolution_backward:7",
+                  .layer = "encoder.conv2",
+                  .inputs = {0},
+                  .outputs = {1},
+                  .algorithms = {{"gemm", 1, 1 << 20}, {"direct", 2, 512}}}};
+  graph.final = {1};
+  graph.budget_bytes = 4 << 20;
+  const UserError error = below_floor(graph, floor_of(graph, {}), "memory.budget", "less");
+  EXPECT_STREQ(error.what(),
+               "memory.budget = 4.00 MiB is below the floor of this step, 5.00 MiB\n"
+               "  the largest single operation is convolution backward of `encoder.conv2` (inputs 3.00 MiB, outputs "
+               "2.00 MiB, workspace 512 B)");
+}
+
+TEST(TradeOff, NeverRisesWithTheBudgetAndHoldsThePlanAskedFor) {
+  Random random(4);
+  for (int round = 0; round < 4; ++round) {
+    Graph graph = random_step(random, 5);
+    const int64_t floor = floor_of(graph, {}).bytes, all = check(graph, keep_all(graph)).peak_bytes;
+    graph.budget_bytes = (floor + all) / 2;
+    const Solution known = solve(graph, {.time_limit_s = 0.5});
+    const auto curve = trade_off(graph, {.time_limit_s = 0.2}, all, 4, known);
+    ASSERT_GE(curve.size(), 3);
+    for (size_t i = 1; i < curve.size(); ++i) {
+      EXPECT_GT(curve[i].budget_bytes, curve[i - 1].budget_bytes);
+      EXPECT_LE(curve[i].expected_s, curve[i - 1].expected_s);
+    }
+    const auto asked = std::find_if(curve.begin(), curve.end(),
+                                    [&](const TradeOff& point) { return point.budget_bytes == graph.budget_bytes; });
+    ASSERT_NE(asked, curve.end());
+    EXPECT_LE(asked->expected_s, known.schedule.expected_s);
+  }
+}
+
+}  // namespace
+}  // namespace dovetail::plan
