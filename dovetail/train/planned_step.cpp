@@ -12,6 +12,7 @@
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/plan/budget.h"
 #include "dovetail/plan/executor.h"
+#include "dovetail/plan/fit.h"
 #include "dovetail/plan/packing.h"
 #include "dovetail/plan/placed.h"
 #include "dovetail/plan/profile.h"
@@ -23,7 +24,8 @@ namespace {
 constexpr int kProfiledSteps = 4;  // the first warms up
 constexpr int64_t kMeasuredCopyBytes = int64_t{128} << 20;
 constexpr int kMeasuredCopies = 3;
-constexpr double kFirstPlan = 0.25;  // of the time for solving
+constexpr double kFirstPlan = 0.25;   // of the time for solving
+constexpr double kShareOfCurve = 30;  // of that time one budget of the curve gets 1 / 30
 
 }  // namespace
 
@@ -40,6 +42,8 @@ struct PlannedStep::State {
   std::optional<plan::Executor> executor;
   double solved_s = 0;
   std::optional<MemoryPlanReport> report;
+  std::vector<plan::TradeOff> curve;
+  std::vector<plan::Executor::Run> runs;  // by the plan
 
   void take(const at::Tensor& given) {
     if (!tokens.defined()) {
@@ -60,6 +64,7 @@ struct PlannedStep::State {
         tensors);
     if (captured) plan::check_steady(*captured, step);
     captured = std::move(step);
+    graph = plan::graph_of(*captured);
   }
 
   plan::Timeline kept() const {
@@ -68,12 +73,10 @@ struct PlannedStep::State {
     return plan::check(unlimited, plan::keep_all(unlimited));
   }
 
-  plan::SolveOptions how(double time_limit_s) const {
-    return {.compress = false, .least_bytes = plan::kPagedBytes, .time_limit_s = time_limit_s};
-  }
-
   plan::Solution solve(double time_limit_s) {
-    plan::Solution solution = plan::solve_placed(graph.graph, how(time_limit_s)).solution;
+    plan::SolveOptions how = solve_options(options);
+    how.time_limit_s = time_limit_s;
+    plan::Solution solution = plan::solve_placed(graph.graph, how).solution;
     plan = solution.schedule.plan;
     solved_s += solution.seconds;
     return solution;
@@ -81,8 +84,12 @@ struct PlannedStep::State {
 
   void run_profiled() {
     if (profiled.empty()) {
-      graph = plan::graph_of(*captured);
       const int64_t budget = graph.graph.budget_bytes = plan::parse_budget(options.budget, kept().peak_bytes);
+      const plan::Floor floor = plan::floor_of(graph.graph, solve_options(options));
+      if (budget < floor.bytes)
+        throw plan::below_floor(graph.graph, floor, "memory.budget",
+                                "raise the budget or lower the batch; `dovetail plan CONFIG --fits` searches for the "
+                                "largest that fits");
       graph.graph.bandwidth =
           plan::measure_bandwidth(options.folder, std::min(kMeasuredCopyBytes, budget / 2), kMeasuredCopies);
       solve(kFirstPlan * options.solve_s);
@@ -96,9 +103,13 @@ struct PlannedStep::State {
     executor.reset();  // solving takes memory, too
     const plan::Timeline all = kept();
     const plan::Solution solution = solve(options.solve_s);
+    plan::SolveOptions quick = solve_options(options);
+    quick.time_limit_s /= kShareOfCurve;
+    if (options.curve_budgets > 0)
+      curve = plan::trade_off(graph.graph, quick, all.peak_bytes, options.curve_budgets, solution);
     MemoryPlanReport made{.budget_bytes = graph.graph.budget_bytes,
                           .keep_all_bytes = all.peak_bytes,
-                          .floor_bytes = plan::floor_of(graph.graph, how(options.solve_s)).bytes,
+                          .floor_bytes = plan::floor_of(graph.graph, solve_options(options)).bytes,
                           .nodes = static_cast<int>(graph.nodes.size()),
                           .predicted_s = solution.schedule.expected_s,
                           .keep_all_s = all.makespan_s,
@@ -155,7 +166,8 @@ void PlannedStep::run(const at::Tensor& tokens) {
   if (s.steps <= 3) return s.record();
   if (s.steps < 3 + kProfiledSteps) return s.run_profiled();
   if (s.report) {
-    s.executor->run();
+    plan::Executor::Run run = s.executor->run();
+    if (s.runs.size() < kMeasuredSteps) s.runs.push_back(std::move(run));
     return;
   }
   s.run_profiled();
@@ -169,10 +181,33 @@ int64_t PlannedStep::measured_bytes() const {
   return state_->executor->resident_bytes() + state_->graph.graph.base_bytes;
 }
 
+const plan::Graph& PlannedStep::graph() const { return state_->graph.graph; }
+
+bool PlannedStep::is_measured() const { return state_->runs.size() == kMeasuredSteps; }
+
+PlannedStepView PlannedStep::view() const {
+  const State& s = *state_;
+  DOVETAIL_CHECK(s.report, "there is no plan yet");
+  return {.graph = s.graph.graph,
+          .plan = s.plan,
+          .timeline = s.executor->predicted(),
+          .places_bytes = s.report->step_bytes,
+          .used_bytes = measured_bytes(),
+          .runs = s.runs,
+          .curve = s.curve};
+}
+
+plan::SolveOptions PlannedStep::solve_options(const Options& options) {
+  return {.compress = false, .least_bytes = plan::kPagedBytes, .time_limit_s = options.solve_s};
+}
+
 void PlannedStep::write(const std::filesystem::path& folder) const {
   if (!state_->report) return;
   write_file_atomically(folder / "graph.json", plan::to_json(state_->graph.graph).dump(1) + "\n");
   write_file_atomically(folder / "plan.json", plan::to_json(state_->plan, state_->graph.graph).dump(1) + "\n");
+  nlohmann::ordered_json record = to_json(*state_->report);
+  record.update(memory_record(view()));
+  write_file_atomically(folder / "memory_plan.json", record.dump() + "\n");
 }
 
 }  // namespace dovetail

@@ -13,6 +13,7 @@
 #include "dovetail/plan/capture.h"
 #include "dovetail/plan/paged_memory.h"
 #include "dovetail/plan/solve.h"
+#include "dovetail/train/memory_record.h"
 
 namespace dovetail {
 
@@ -40,13 +41,17 @@ nlohmann::ordered_json to_json(const MemoryPlanReport& report);
 /// as much runs them slowly.
 class PlannedStep {
  public:
+  static constexpr int kCurveBudgets = 8;
+  static constexpr int kMeasuredSteps = 5;  ///< of those by the plan, the first ones
   struct Options {
-    std::string budget;            ///< plan::parse_budget
-    std::filesystem::path folder;  ///< where tensors are offloaded to; empty: memory beyond the budget
-    double solve_s = 30;           ///< of solving, at most, each of the two plans
+    std::string budget;                 ///< plan::parse_budget
+    std::filesystem::path folder;       ///< where tensors are offloaded to; empty: memory beyond the budget
+    double solve_s = 30;                ///< of solving, at most, each of the two plans
+    int curve_budgets = kCurveBudgets;  ///< that the step's time is found for beside, each for a thirtieth of solve_s
     std::shared_ptr<plan::PagedAllocations> paged =
         {};  ///< ended once there is a plan: what was made before lies there
   };
+  static plan::SolveOptions solve_options(const Options& options);
   /// `work` is one step on tokens; what it reads beside its argument and `tensors` is constant, or read by operations
   /// through pointers (base/operation.h).
   PlannedStep(std::function<void(const at::Tensor& tokens)> work, plan::StepTensors tensors, Options options);
@@ -60,7 +65,14 @@ class PlannedStep {
   const std::optional<MemoryPlanReport>& report() const;
   /// Of `step_bytes` what steps by the plan have used, as the system counts it; only with a report.
   int64_t measured_bytes() const;
-  /// The step and its plan as files (docs/design/plan.md): graph.json and plan.json; none before there is one.
+  /// The recorded step, from the third on; with times, bandwidth and budget once there is a plan.
+  const plan::Graph& graph() const;
+  /// Whether kMeasuredSteps have run by the plan.
+  bool is_measured() const;
+  /// Once there is a plan; valid until the next step.
+  PlannedStepView view() const;
+  /// Files of the step and its plan: graph.json, plan.json (docs/design/plan.md) and memory_plan.json
+  /// (docs/training.md), in which measurements are of the steps by then; none before there is a plan.
   void write(const std::filesystem::path& folder) const;
 
  private:

@@ -42,6 +42,7 @@ void RunFolder::forget_earlier_run() const {
     if (!std::filesystem::exists(folder)) continue;
     std::filesystem::rename(folder, path_ / fmt::format(".{}.{}.partial", folder.filename().string(), ::getpid()));
   }
+  for (const char* name : {"graph.json", "plan.json", "memory_plan.json"}) std::filesystem::remove(path_ / name);
   remove_leftovers(path_);
 }
 

@@ -21,7 +21,8 @@ class RunFolder {
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
 
-  /// Removes the checkpoints and events of what ran here before, each folder at once: a kill leaves it whole or gone.
+  /// Removes the checkpoints and events of what ran here before, each folder at once: a kill leaves it whole or gone;
+  /// and its memory plan, which the next run may have none of.
   /// The other files are written anew by the next run.
   void forget_earlier_run() const;
 

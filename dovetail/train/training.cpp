@@ -105,7 +105,12 @@ void Training::report_step() {
 }
 
 void Training::report_memory_plan() {
-  if (said_memory_plan_ || step_->memory_plan() == nullptr || !step_->memory_plan()->report()) return;
+  if (step_->memory_plan() == nullptr || !step_->memory_plan()->report() || output() == nullptr) return;
+  if (said_memory_plan_) {
+    if (measured_memory_plan_ || (!step_->memory_plan()->is_measured() && !complete())) return;
+    measured_memory_plan_ = true;
+    return step_->memory_plan()->write(config().folder());
+  }
   said_memory_plan_ = true;
   const MemoryPlanReport& made = *step_->memory_plan()->report();
   const auto size = [](int64_t bytes) { return format_bytes(static_cast<double>(bytes)); };

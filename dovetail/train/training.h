@@ -43,7 +43,7 @@ class Training : public TrainingLoop {
   void report_quantization();
   /// Records how the step's tokens spread over the experts.
   void report_expert_load();
-  /// Once there is one: what it came to, and its files in the run's folder.
+  /// Once there is one: what it came to, and its files in the run's folder; those again when steps by it were measured.
   void report_memory_plan();
 
   ExpertParallel parallel_;
@@ -55,7 +55,7 @@ class Training : public TrainingLoop {
   std::optional<Optimizer> optimizer_;
   std::optional<TrainStep> step_;
   std::optional<Loader> loader_;
-  bool said_memory_plan_ = false;
+  bool said_memory_plan_ = false, measured_memory_plan_ = false;
 };
 
 }  // namespace dovetail
