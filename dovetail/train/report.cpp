@@ -309,6 +309,7 @@ Json report_data(const fs::path& run_folder) {
           {"samples", run.samples.is_array() ? run.samples : Json::array()},
           {"quantization", make_quantization(run)},
           {"experts", make_experts(run)},
+          {"memory", make_memory(run)},
           {"decisions", make_decisions(run)},
           {"machine", make_machine(run)},
           {"commands", make_commands(run)},

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <string_view>
 
 namespace dovetail {
@@ -7,5 +8,8 @@ namespace dovetail {
 /// The style sheet and the script of report.html, which are embedded in every page.
 extern const std::string_view kReportStyle;
 extern const std::string_view kReportScript;
+
+/// Text as it may stand in an element or an attribute.
+std::string escape_html(const std::string& text);
 
 }  // namespace dovetail

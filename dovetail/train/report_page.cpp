@@ -10,34 +10,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string escaped(const std::string& text) {
-  std::string html;
-  html.reserve(text.size());
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        html += "&amp;";
-        break;
-      case '<':
-        html += "&lt;";
-        break;
-      case '>':
-        html += "&gt;";
-        break;
-      case '"':
-        html += "&quot;";
-        break;
-      case '\'':
-        html += "&#39;";
-        break;
-      default:
-        html += c;
-    }
-  }
-  return html;
-}
-
-std::string escaped(const Json& object, const char* key) { return escaped(object.at(key).get<std::string>()); }
+std::string escaped(const Json& object, const char* key) { return escape_html(object.at(key).get<std::string>()); }
 
 /// JSON inside a <script>: without '<' there is neither an end tag nor a comment in it.
 std::string script_json(const Json& json) {
@@ -112,7 +85,7 @@ std::string quantization(const Json& data) {
   html += "</tr>\n";
   for (const Json& row : panel.at("rows")) {
     html += "<tr>";
-    for (const Json& cell : row) html += fmt::format("<td>{}</td>", escaped(cell.get<std::string>()));
+    for (const Json& cell : row) html += fmt::format("<td>{}</td>", escape_html(cell.get<std::string>()));
     html += "</tr>\n";
   }
   return html + "</table></div>\n";
@@ -135,6 +108,46 @@ std::string experts(const Json& data) {
   return html + "</div>\n";
 }
 
+std::string table(const Json& rows, std::initializer_list<const char*> heads) {
+  std::string html = "<table>\n<tr>";
+  for (const char* head : heads) html += fmt::format("<th>{}</th>", head);
+  html += "</tr>\n";
+  for (const Json& row : rows) {
+    html += "<tr>";
+    for (const Json& cell : row) html += fmt::format("<td>{}</td>", escape_html(cell.get<std::string>()));
+    html += "</tr>\n";
+  }
+  return html + "</table>\n";
+}
+
+std::string chart_box(const char* kind, const char* title, const Json& legend, const Json& svg) {
+  std::string html =
+      fmt::format("<div class=\"chart{}\"><div class=\"top\"><h3>{}</h3><span class=\"legend\">", kind, title);
+  for (const Json& item : legend)
+    html += fmt::format("<span style=\"--mark:{}\">{}</span> ", escaped(item, "colour"), escaped(item, "words"));
+  return html + "</span></div>" + svg.get<std::string>() + "</div>\n";
+}
+
+std::string memory(const Json& data) {
+  const Json& panel = data.at("memory");
+  if (panel.is_null()) return "";
+  const Json lanes = {{{"words", "computing"}, {"colour", "var(--c0)"}},
+                      {{"words", "made again"}, {"colour", "var(--c1)"}},
+                      {{"words", "to the slow tier"}, {"colour", "var(--c2)"}},
+                      {{"words", "and back"}, {"colour", "var(--c3)"}}};
+  std::string html = fmt::format("<h2>Memory plan</h2>\n<p>{}</p>\n<div class=\"charts\">\n", escaped(panel, "words"));
+  html += chart_box(" wide", "Memory over one step, simulated by purpose", panel.at("legend"), panel.at("chart"));
+  html += chart_box(" wide", "Streams of the step", lanes, panel.at("streams"));
+  if (!panel.at("curve").get<std::string>().empty())
+    html += chart_box("", "Time against memory", Json::array(), panel.at("curve"));
+  html += "<div class=\"chart\"><div class=\"top\"><h3>Predicted and measured</h3></div>" +
+          table(panel.at("compared"), {"", "everything kept", "predicted", "measured", ""}) +
+          "<div class=\"top\"><h3>Decisions</h3></div>" +
+          table(panel.at("decisions"), {"", "storages", "bytes", "cost in time"}) + "</div>\n</div>\n";
+  return html + "<details><summary>what was decided in each layer, and why</summary>\n<div class=\"card\">" +
+         table(panel.at("layers"), {"layer", "decision", "storages", "bytes", "why"}) + "</div></details>\n";
+}
+
 std::string decisions(const Json& data) {
   if (data.at("decisions").empty()) return "";
   std::string html =
@@ -151,8 +164,8 @@ std::string machine(const Json& data) {
   if (data.at("machine").empty()) return "";
   std::string html = "<h2>Machine and data</h2>\n<div class=\"card\"><table>\n";
   for (const Json& row : data.at("machine")) {
-    html += fmt::format("<tr><td class=\"key\">{}</td><td>{}</td></tr>\n", escaped(row.at(0).get<std::string>()),
-                        escaped(row.at(1).get<std::string>()));
+    html += fmt::format("<tr><td class=\"key\">{}</td><td>{}</td></tr>\n", escape_html(row.at(0).get<std::string>()),
+                        escape_html(row.at(1).get<std::string>()));
   }
   return html + "</table></div>\n";
 }
@@ -161,12 +174,39 @@ std::string commands(const Json& data) {
   std::string html = "<h2>Reproduce</h2>\n";
   for (const Json& command : data.at("commands")) {
     html += fmt::format("<div class=\"command\"><pre>{}</pre><button>copy</button></div>\n",
-                        escaped(command.get<std::string>()));
+                        escape_html(command.get<std::string>()));
   }
   return html;
 }
 
 }  // namespace
+
+std::string escape_html(const std::string& text) {
+  std::string html;
+  html.reserve(text.size());
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        html += "&amp;";
+        break;
+      case '<':
+        html += "&lt;";
+        break;
+      case '>':
+        html += "&gt;";
+        break;
+      case '"':
+        html += "&quot;";
+        break;
+      case '\'':
+        html += "&#39;";
+        break;
+      default:
+        html += c;
+    }
+  }
+  return html;
+}
 
 std::string report_page(const Json& data) {
   std::string html = fmt::format(
@@ -176,13 +216,13 @@ std::string report_page(const Json& data) {
   html += kReportStyle;
   html += "</style>\n</head>\n<body>\n<main>\n";
   html += header(data) + tiles(data) + fmt::format(kAxes, escaped(data, "unit")) + kControls + samples(data) +
-          experts(data) + quantization(data) + decisions(data) + machine(data) + commands(data);
+          memory(data) + experts(data) + quantization(data) + decisions(data) + machine(data) + commands(data);
   html += fmt::format(
       "<h2>Config</h2>\n<details><summary>the resolved config, every key</summary>\n<pre>{}</pre></details>\n",
       escaped(data, "config"));
   html +=
       "<footer>Made by <code>dovetail report</code> from metrics.jsonl, timings.jsonl, quantization.jsonl, "
-      "experts.jsonl and machine.json of the run.</footer>\n</main>\n";
+      "experts.jsonl, memory_plan.json and machine.json of the run.</footer>\n</main>\n";
   const Json plotted = {
       {"unit", data.at("unit")}, {"charts", data.at("charts")}, {"skipped_steps", data.at("skipped_steps")}};
   html += "<script type=\"application/json\" id=\"data\">" + script_json(plotted) + "</script>\n<script>";

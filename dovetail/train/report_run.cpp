@@ -58,6 +58,7 @@ RunFiles read_run(const fs::path& folder) {
   if (fs::exists(folder / "experts.jsonl")) files.experts = read_lines(folder / "experts.jsonl");
   files.machine = read_json_if_present(folder / "machine.json");
   files.samples = read_json_if_present(folder / "samples.json");
+  if (!files.config.memory.budget.empty()) files.memory_plan = read_json_if_present(folder / "memory_plan.json");
   return files;
 }
 

@@ -17,7 +17,7 @@ struct RunFiles {
   RunConfig config;
   std::string config_text;
   std::vector<nlohmann::ordered_json> metrics, timings, quantization, experts;  ///< lines, by rising step
-  nlohmann::ordered_json machine, samples;                                      ///< null when absent
+  nlohmann::ordered_json machine, samples, memory_plan;                         ///< null when absent
 };
 
 /// Throws UserError naming file and line of what cannot be read.
@@ -40,5 +40,9 @@ std::vector<nlohmann::ordered_json> experts_by_step(const RunFiles& run);
 /// {"first", "last" step, "layers": [{"layer", "map": SVG of the load of each expert over time, "plan"}], "bands":
 /// [{"colour", "words"}]}; null without experts.
 nlohmann::ordered_json make_experts(const RunFiles& run);
+
+/// Of a run with a memory plan {"words", "legend": [{"words", "colour"}], "chart", "streams", "curve": SVG, "compared",
+/// "decisions", "layers": rows of tables}; null without. UserError where memory_plan.json is not as `train` writes it.
+nlohmann::ordered_json make_memory(const RunFiles& run);
 
 }  // namespace dovetail

@@ -155,6 +155,7 @@ TEST_F(Report, DataInTheScriptHasNoLessThanSign) {
             {"samples", Json::array()},
             {"quantization", nullptr},
             {"experts", nullptr},
+            {"memory", nullptr},
             {"decisions", Json::array()},
             {"machine", Json::array()},
             {"commands", Json::array()},
@@ -186,6 +187,83 @@ TEST_F(Report, ShowsTheLoadOfExpertsOverTime) {
   EXPECT_THAT(map, HasSubstr("<path fill=\"#e58a4e\" d=\"M1 0h1v1h-1z\"/>"));
   EXPECT_THAT(map, HasSubstr("<path fill=\"#20262f\" d=\"M1 1h1v1h-1z\"/>"));
   EXPECT_THAT(page(), HasSubstr("r 1, overlap 2, linear, shadowed [0]"));
+}
+
+/// memory_plan.json of a step of 10 ms within 3 MiB; `name` stands wherever the run names something.
+Json memory_record(const std::string& name) {
+  constexpr int64_t kMiB = 1 << 20;
+  const Json row = {{"decision", "recomputed"},
+                    {"storages", 2},
+                    {"bytes", 2 * kMiB},
+                    {"copied_s", 0},
+                    {"waited_s", 0},
+                    {"again_s", 0.002},
+                    {"packed_s", 0},
+                    {"round_trip_s", 0.008},
+                    {"make_again_s", 0.002},
+                    {"made_once", 0},
+                    {"layer", name},
+                    {"why", name}};
+  const Json streams = {{"compute", {{0, 0.008, name}}},
+                        {"again", {{0.008, 0.010, name}}},
+                        {"codec", Json::array()},
+                        {"out", {{0.001, 0.002, name}}},
+                        {"in", Json::array()}};
+  return {{"budget_bytes", 3 * kMiB},
+          {"floor_bytes", 2 * kMiB},
+          {"decisions", {row}},
+          {"layers", {row}},
+          {"algorithms", {{"changed", 0}, {"to_choose", 0}, {"cost_s", 0}, {"workspace_saved_bytes", 0}}},
+          {"step",
+           {{"again_s", 0.002},
+            {"packed_s", 0},
+            {"waited_s", 0},
+            {"behind_s", 0},
+            {"keep_all_s", 0.008},
+            {"predicted_s", 0.010},
+            {"measured_s", 0.011}}},
+          {"peak",
+           {{"keep_all_bytes", 5 * kMiB},
+            {"predicted_bytes", 3 * kMiB},
+            {"places_bytes", 3 * kMiB},
+            {"used_bytes", 3 * kMiB},
+            {"measured_bytes", 3 * kMiB}}},
+          {"memory",
+           {{"purposes", {"weights", "workspace"}},
+            {"kept", {{0, kMiB, 4 * kMiB}}},
+            {"simulated", {{0, kMiB, 0}, {0.005, kMiB, 2 * kMiB}}},
+            {"measured", {{0, kMiB, 0}, {0.006, kMiB, 2 * kMiB}}}}},
+          {"streams", {{"simulated", streams}, {"measured", streams}}},
+          {"curve",
+           {{{"budget_bytes", 3 * kMiB}, {"expected_s", 0.010}}, {{"budget_bytes", 5 * kMiB}, {"expected_s", 0.008}}}}};
+}
+
+TEST_F(Report, ShowsTheMemoryPlan) {
+  write("metrics.jsonl", kFourSteps);
+  write("memory_plan.json", memory_record("blocks.0").dump());
+  EXPECT_THAT(page(), Not(HasSubstr("<h2>Memory plan</h2>")));  // of an earlier run: this one has no budget
+  write("config.toml", "[run]\nname = \"small\"\n[memory]\nbudget = \"3MiB\"\n");
+  const Json panel = data()["memory"];
+  EXPECT_EQ(panel["words"],
+            "A step within 3.0 MiB of the 5.0 MiB that it takes with everything kept. Its plan was expected to take 10 "
+            "ms and took 11 ms; with everything kept 8 ms.");
+  EXPECT_EQ(panel["compared"][0].dump(), R"(["step","8 ms","10 ms","11 ms","+10.0 %"])");
+  EXPECT_EQ(panel["decisions"].dump(), R"([["recomputed","2","2.0 MiB","2 ms"]])");
+  const std::string chart = panel["chart"], streams = panel["streams"], curve = panel["curve"];
+  // 11 ms over 1030 from 66, 5.2 MiB over 274 up from 296.
+  EXPECT_THAT(
+      chart,
+      HasSubstr("<path fill=\"var(--m1)\" d=\"M66.0 243.3H534.2V137.9H1002.4V137.9V243.3V243.3H534.2V243.3H66.0Z"));
+  EXPECT_THAT(chart, HasSubstr("workspace: at most 2.0 MiB"));
+  EXPECT_THAT(streams, HasSubstr("again: blocks.0: 8.00 to 10.00 ms"));
+  EXPECT_THAT(streams, HasSubstr("to the slow tier: blocks.0: 1.00 to 2.00 ms"));
+  EXPECT_THAT(curve, HasSubstr("r=\"6\" fill=\"var(--bad)\"><title>3.0 MiB: 10.00 ms"));
+  EXPECT_THAT(page(), HasSubstr("<h2>Memory plan</h2>"));
+  const std::string attack = "</script><script>bad()</script>";
+  write("memory_plan.json", memory_record(attack).dump());
+  EXPECT_THAT(page(), Not(HasSubstr("<script>bad()")));
+  write("memory_plan.json", R"({"budget_bytes":"much"})");
+  EXPECT_THROW(data(), UserError);
 }
 
 TEST_F(Report, LoadsNothingFromOutside) {
