@@ -1,14 +1,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
+#include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/cli/answer.h"
 #include "dovetail/cli/command.h"
 #include "dovetail/cli/output.h"
+#include "dovetail/cli/plan_config.h"
+#include "dovetail/cli/plan_output.h"
 #include "dovetail/plan/budget.h"
+#include "dovetail/plan/fit.h"
 #include "dovetail/plan/profile.h"
 #include "dovetail/plan/solve.h"
 
@@ -17,64 +22,105 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string mib(int64_t bytes) { return fmt::format("{:.1f}", static_cast<double>(bytes) / (1 << 20)); }
+constexpr int kCurveBudgets = 8;
 
 class PlanCommand : public Command {
  public:
   std::string name() const override { return "plan"; }
-  std::string summary() const override { return "Plan the memory of a captured training step, or check a plan of it"; }
-  std::string example() const override { return "dovetail plan graph.json --budget 0.5x --out plan.json"; }
+  std::string summary() const override {
+    return "Plan the memory of a config's training step, say whether it fits, or plan and check a recorded step";
+  }
+  std::string example() const override { return "dovetail plan configs/quickstart.toml --set memory.budget=0.5x"; }
 
   void declare(Arguments& arguments) override {
-    arguments.positional("graph", &graph_, "The step: graph.json, as docs/design/plan.md describes it")
+    arguments
+        .positional("step", &step_,
+                    "A training config (TOML), whose step is recorded; or a recorded step: graph.json, as "
+                    "docs/design/plan.md describes it")
         .is_required()
         .completes(Completion::kFile);
-    arguments.option("--budget", "BYTES", &budget_,
-                     "Memory of the device: 6GiB, or 0.5x of the peak with everything kept (the graph's own)");
-    arguments.option("--without", "NAME", &without_, "Leave a technique out; may be given again")
+    arguments.option("--set", "KEY=VALUE", &request_.overrides,
+                     "Override a key of the config, as section.key=value; repeatable");
+    arguments.option("--budget", "BYTES", &request_.budget,
+                     "Memory of the device: 6GiB, or 0.5x of the peak with everything kept (memory.budget; the graph's "
+                     "own)");
+    arguments.flag("--fits", fits_,
+                   "Of a config: say whether it fits here, and the largest batch that does; exit 1 if not");
+    arguments.flag("--layers", request_.layers, "Say what was decided in each layer, and why");
+    arguments.flag("--curve", request_.curve, "Solve for several budgets: the time of a step against its memory");
+    arguments.option("--without", "NAME", &without_, "Of a graph: leave a technique out; may be given again")
         .one_of({"offload", "recompute", "compress", "algorithms", "across-steps"});
-    arguments.option("--time-limit", "S", &time_limit_s_, "Seconds of solving (10)").range(0.01, 3600);
-    arguments.option("--out", "FILE", &out_, "Write the plan").completes(Completion::kFile);
-    arguments.option("--check", "PLAN", &check_, "Check this plan of the step instead, and simulate it")
+    arguments.option("--time-limit", "S", &request_.time_limit_s, "Seconds of solving (memory.solve_s; 10 of a graph)")
+        .range(0.01, 3600);
+    arguments
+        .option("--out", "FILE", &request_.out,
+                "Write the plan (.json); of a config also graph.json beside it, or both into a folder")
         .completes(Completion::kFile);
-    arguments.flag("--json", json_, "Print the result as JSON");
+    arguments.option("--check", "PLAN", &check_, "Check this plan of a graph instead, and simulate it")
+        .completes(Completion::kFile);
+    arguments.flag("--json", request_.json, "Print the result as JSON");
   }
 
   void check() override {
-    user_check(check_.empty() || (out_.empty() && without_.empty()),
-               "--check takes a plan as it is: --out and --without belong to planning");
+    user_check(check_.empty() || (request_.out.empty() && without_.empty() && !request_.curve),
+               "--check takes a plan as it is: --out, --without and --curve belong to planning");
+    if (of_graph()) {
+      user_check(request_.overrides.empty() && !fits_,
+                 "--set and --fits belong to a training config, but {} is a graph", step_);
+    } else {
+      user_check(check_.empty() && without_.empty(),
+                 "--check and --without belong to a graph.json, but {} is a training config; `--out FOLDER` writes its "
+                 "graph",
+                 step_);
+      user_check(!fits_ || (request_.out.empty() && !request_.curve && !request_.layers),
+                 "--fits makes no plan: --out, --curve and --layers belong to planning");
+    }
   }
 
   void run() override {
-    plan::Graph graph = plan::read_graph(graph_);
+    check();
+    if (of_graph()) return of_recorded();
+    request_.config = step_;
+    if (!fits_) return plan_config(request_);
+    if (!say_whether_it_fits(request_)) throw AnswerIsNo();
+  }
+
+ private:
+  bool of_graph() const { return std::filesystem::path(step_).extension() == ".json"; }
+
+  void of_recorded() {
+    plan::Graph graph = plan::read_graph(step_);
     plan::Graph unlimited = graph;
     unlimited.budget_bytes = std::numeric_limits<int64_t>::max();
     unlimited.host_bytes.reset();
     const plan::Timeline kept = plan::check(unlimited, plan::keep_all(graph));
-    if (!budget_.empty()) graph.budget_bytes = plan::parse_budget(budget_, kept.peak_bytes);
+    if (!request_.budget.empty()) graph.budget_bytes = plan::parse_budget(request_.budget, kept.peak_bytes);
     if (check_.empty())
       make(graph, kept);
     else
       judge(graph);
   }
 
- private:
   void judge(const plan::Graph& graph) const {
     const plan::Plan plan = plan::read_plan(check_, graph);
     try {
       const plan::Timeline timeline = plan::check(graph, plan);
-      if (json_)
-        print_json({{"valid", true},
-                    {"peak_bytes", timeline.peak_bytes},
-                    {"peak_at_s", timeline.peak_at_s},
-                    {"makespan_s", timeline.makespan_s},
-                    {"host_peak_bytes", timeline.host_peak_bytes},
-                    {"again", timeline.again}});
-      else
-        print(fmt::format(
-            "valid: peak {} MiB of {} MiB at {:.6g} s, ends at {:.6g} s, host {} MiB, {} operations again\n",
-            mib(timeline.peak_bytes), mib(graph.budget_bytes), timeline.peak_at_s, timeline.makespan_s,
-            mib(timeline.host_peak_bytes), timeline.again));
+      const plan::PlanOutcome outcome = plan::outcome_of(graph, plan, timeline);
+      if (request_.json) {
+        Json json = {{"valid", true},
+                     {"peak_bytes", timeline.peak_bytes},
+                     {"peak_at_s", timeline.peak_at_s},
+                     {"makespan_s", timeline.makespan_s},
+                     {"host_peak_bytes", timeline.host_peak_bytes},
+                     {"again", timeline.again}};
+        json.update(plan::to_json(outcome, graph));
+        return print_json(json);
+      }
+      print(fmt::format(
+          "valid: peak {} MiB of {} MiB at {:.6g} s, ends at {:.6g} s, host {} MiB, {} operations again\n\n",
+          mib(timeline.peak_bytes), mib(graph.budget_bytes), timeline.peak_at_s, timeline.makespan_s,
+          mib(timeline.host_peak_bytes), timeline.again));
+      say_outcome(outcome, graph);
     } catch (const plan::InvalidPlan& error) {
       throw UserError(fmt::format("{}: {}", check_, error.what()), "", check_);
     }
@@ -89,56 +135,46 @@ class PlanCommand : public Command {
             .compress = allowed("compress"),
             .across_steps = allowed("across-steps"),
             .algorithms = allowed("algorithms"),
-            .time_limit_s = time_limit_s_};
+            .time_limit_s = request_.time_limit_s > 0 ? request_.time_limit_s : 10};
   }
 
   void make(const plan::Graph& graph, const plan::Timeline& kept) const {
+    const plan::Floor floor = plan::floor_of(graph, options());
+    if (graph.budget_bytes < floor.bytes)
+      throw plan::below_floor(graph, floor, request_.budget.empty() ? "budget_bytes" : "--budget",
+                              "raise the budget, lower the batch, or allow more techniques");
     const plan::Solution made = plan::solve(graph, options());
     plan::Plan plan = made.schedule.plan;
     const plan::Timeline& timeline = made.schedule.timeline;
     plan.claimed_peak_bytes = timeline.peak_bytes;
     plan.claimed_makespan_s = timeline.makespan_s;
-    if (!out_.empty()) write_file_atomically(out_, plan::to_json(plan, graph).dump(1) + "\n");
-    struct Fate {
-      int gaps = 0;
-      int64_t bytes = 0;
-    };
-    std::map<plan::Keep, Fate> fates;
-    const auto gaps = plan::find_gaps(graph);
+    if (!request_.out.empty()) write_file_atomically(request_.out, plan::to_json(plan, graph).dump(1) + "\n");
+    const plan::PlanOutcome outcome = plan::outcome_of(graph, plan, timeline);
     int64_t bytes_on_host = 0;  // when the step begins
     for (const int t : plan.starts_on_host) bytes_on_host += graph.tensors[t].bytes;
-    for (size_t g = 0; g < gaps.size(); ++g) {
-      if (gaps[g].wraps) continue;
-      Fate& fate = fates[made.decisions.gaps[g]];
-      ++fate.gaps;
-      fate.bytes += graph.tensors[gaps[g].tensor].bytes;
-    }
-    if (json_) {
-      Json decisions = Json::object();
-      for (const auto& [keep, fate] : fates)
-        decisions[std::string(plan::name(keep))] = {{"gaps", fate.gaps}, {"bytes", fate.bytes}};
-      print_json({{"budget_bytes", graph.budget_bytes},
-                  {"keep_all_bytes", kept.peak_bytes},
-                  {"floor_bytes", plan::floor_of(graph, options()).bytes},
-                  {"peak_bytes", timeline.peak_bytes},
-                  {"makespan_s", timeline.makespan_s},
-                  {"bound_s", made.bound_s},
-                  {"again", timeline.again},
-                  {"decisions", decisions},
-                  {"starts_on_host", {{"tensors", plan.starts_on_host.size()}, {"bytes", bytes_on_host}}},
-                  {"solve_s", made.seconds},
-                  {"complete", made.complete}});
-      return;
+    std::vector<plan::TradeOff> curve;
+    if (request_.curve) curve = plan::trade_off(graph, options(), kept.peak_bytes, kCurveBudgets, made);
+    if (request_.json) {
+      Json json = {{"budget_bytes", graph.budget_bytes},
+                   {"keep_all_bytes", kept.peak_bytes},
+                   {"floor_bytes", floor.bytes},
+                   {"peak_bytes", timeline.peak_bytes},
+                   {"makespan_s", timeline.makespan_s},
+                   {"bound_s", made.bound_s},
+                   {"again", timeline.again},
+                   {"starts_on_host", {{"tensors", plan.starts_on_host.size()}, {"bytes", bytes_on_host}}},
+                   {"solve_s", made.seconds},
+                   {"complete", made.complete}};
+      json.update(plan::to_json(outcome, graph));
+      if (request_.curve) json["curve"] = plan::to_json(curve);
+      return print_json(json);
     }
     print(fmt::format("{} nodes, {} tensors; with everything kept {} MiB; floor {} MiB; budget {} MiB\n",
-                      graph.nodes.size(), graph.tensors.size(), mib(kept.peak_bytes),
-                      mib(plan::floor_of(graph, options()).bytes), mib(graph.budget_bytes)));
+                      graph.nodes.size(), graph.tensors.size(), mib(kept.peak_bytes), mib(floor.bytes),
+                      mib(graph.budget_bytes)));
     print(fmt::format("solved in {:.1f} s{}\n\n", made.seconds,
                       made.complete ? "" : " (the time limit; --time-limit gives it more)"));
-    std::vector<std::vector<std::string>> rows = {{"between two uses", "times", "MiB"}};
-    for (const auto& [keep, fate] : fates)
-      rows.push_back({std::string(plan::name(keep)), fmt::format("{}", fate.gaps), mib(fate.bytes)});
-    print(format_table(rows, Heading::kFirstRow));
+    say_outcome(outcome, graph);
     if (!plan.starts_on_host.empty())
       print(
           fmt::format("\n{} storages of parameters and state, {} MiB, are on the host when the step begins and ends\n",
@@ -148,12 +184,18 @@ class PlanCommand : public Command {
                     "operations again\n",
                     mib(timeline.peak_bytes), timeline.makespan_s, timeline.makespan_s / made.bound_s, made.bound_s,
                     timeline.again));
+    if (request_.curve) print("\n" + curve_table(curve, kept.peak_bytes, outcome.once_s));
   }
 
-  std::string graph_, budget_, out_, check_;
+  void say_outcome(const plan::PlanOutcome& outcome, const plan::Graph& graph) const {
+    if (request_.layers) print(layer_table(outcome, graph) + "\n");
+    print(decision_table(outcome, graph));
+  }
+
+  PlanRequest request_;
+  std::string step_, check_;
   std::vector<std::string> without_;
-  double time_limit_s_ = 10;
-  bool json_ = false;
+  bool fits_ = false;
 };
 
 }  // namespace

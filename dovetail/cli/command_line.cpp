@@ -10,6 +10,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/log.h"
+#include "dovetail/cli/answer.h"
 #include "dovetail/cli/output.h"
 #include "dovetail/cli/parser.h"
 
@@ -52,6 +53,8 @@ int run_command_line(int argc, char** argv) {
   const bool json = std::find(words.begin(), std::find(words.begin(), words.end(), "--"), "--json") != words.end();
   try {
     return run(words);
+  } catch (const AnswerIsNo&) {
+    return kFailed;
   } catch (const UserError& error) {
     report(describe_error(error) + "\n",
            {{"kind", "input"},

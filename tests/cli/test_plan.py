@@ -1,13 +1,17 @@
 """`dovetail plan`: plans made and checked, held against the checker of tests/plan/check_plan.py."""
 
+import itertools
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 from cli import dovetail, dovetail_json
+from tiny_run import make_workspace
 
 CHECKER = Path(__file__).resolve().parents[1] / "plan" / "check_plan.py"
+SMALL = [w for s in ("model.width=64", "model.context=64", "train.batch=8") for w in ("--set", s)]
 
 
 def chain(layers: int) -> dict:
@@ -67,7 +71,7 @@ def test_plans_are_valid_and_smaller_budgets_take_longer(tmp_path):
         assert checked["valid"] and checked["makespan_s"] == made["makespan_s"]
     assert made["makespan_s"] > made["bound_s"]
     text = dovetail("plan", "graph.json", "--budget", "0.6x", folder=tmp_path).stdout
-    assert "between two uses" in text and "MiB; floor" in text
+    assert "cost in time" in text and "MiB; floor" in text
 
 
 def test_what_is_left_out_is_not_used(tmp_path):
@@ -117,7 +121,8 @@ def test_mistakes_are_named(tmp_path):
     graph = chain(4)
     (tmp_path / "graph.json").write_text(json.dumps(graph))
     stderr = dovetail("plan", "graph.json", "--budget", "300", folder=tmp_path, code=2).stderr
-    assert "below the floor of this step" in stderr and "which node b" in stderr
+    assert "--budget = 300 B is below the floor of this step" in stderr
+    assert "the largest single operation is b" in stderr
     assert "not a memory budget" in dovetail("plan", "graph.json", "--budget", "much", folder=tmp_path, code=2).stderr
     dovetail("plan", "graph.json", "--out", "plan.json", folder=tmp_path)
     plan = json.loads((tmp_path / "plan.json").read_text())
@@ -129,3 +134,165 @@ def test_mistakes_are_named(tmp_path):
     (tmp_path / "graph.json").write_text(json.dumps({**graph, "nodes": [{**graph["nodes"][0], "inputs": ["z"]}]}))
     stderr = dovetail("plan", "graph.json", folder=tmp_path, code=2).stderr
     assert 'graph.json: nodes[0]: inputs: there is no tensor "z"' in stderr
+
+
+def gaps_of(graph: dict) -> set[str]:
+    """Storages that some node does not use between two that do, or that are kept from one step to the next."""
+    found = set()
+    for tensor in graph["tensors"]:
+        if tensor.get("alias_of") or tensor["bytes"] == 0:
+            continue
+        kept = tensor["kind"] in ("param", "state")
+        uses = [
+            n
+            for n, node in enumerate(graph["nodes"])
+            if tensor["id"] in node["inputs"] + node["outputs"] + node.get("mutates", [])
+        ]
+        if kept and uses and len(uses) < len(graph["nodes"]):
+            found.add(tensor["id"])
+        if any(b > a + 1 for a, b in itertools.pairwise(uses)):
+            found.add(tensor["id"])
+    return found
+
+
+def counted(graph: dict, plan: dict) -> dict:
+    """What a plan does, counted from the two files alone."""
+    nodes = {node["name"]: node for node in graph["nodes"]}
+    size = {tensor["id"]: tensor["bytes"] for tensor in graph["tensors"]}
+    times = {name: {a["name"]: a["time"] for a in node["algos"]} for name, node in nodes.items()}
+    offloaded, again, moved, again_s, runs = set(plan.get("starts_on_host", [])), set(), 0, 0.0, set()
+    for action in plan["actions"]:
+        if action["op"] in ("offload", "prefetch"):
+            offloaded.add(action["tensor"])
+            moved += size[action["tensor"]]
+        if action["op"] == "compute":
+            name = action["node"]
+            if name in runs:
+                again |= set(nodes[name]["outputs"])
+                again_s += times[name][action.get("algo", nodes[name]["algos"][0]["name"])]
+            runs.add(name)
+    kept = gaps_of(graph) - offloaded - again
+    return {
+        "kept": kept,
+        "offloaded": offloaded,
+        "recomputed": again,
+        "moved_bytes": moved,
+        "again_s": again_s,
+        "once_s": sum(min(algorithms.values()) for algorithms in times.values()),
+        "bytes": lambda storages: sum(size[storage] for storage in storages),
+    }
+
+
+def expect_counted(said: dict, graph: dict, plan: dict):
+    expected = counted(graph, plan)
+    rows = {row["decision"]: row for row in said["decisions"]}
+    for decision in ("kept", "offloaded", "recomputed"):
+        assert rows[decision]["storages"] == len(expected[decision]), decision
+        assert rows[decision]["bytes"] == expected["bytes"](expected[decision]), decision
+        layers = [row for row in said["layers"] if row["decision"] == decision]
+        assert sum(row["storages"] for row in layers) == len(expected[decision]), decision
+        assert all(row["why"] for row in layers)
+    assert said["moved"]["out_bytes"] + said["moved"]["in_bytes"] == expected["moved_bytes"]
+    assert abs(said["step"]["again_s"] - expected["again_s"]) < 1e-9
+    assert abs(said["step"]["once_s"] - expected["once_s"]) < 1e-9
+    parts = ("once_s", "again_s", "packed_s", "algorithms_s", "waited_s", "behind_s")
+    assert abs(said["step"]["predicted_s"] - sum(said["step"][part] for part in parts)) < 1e-9
+
+
+def test_what_was_decided_is_what_the_plan_does(tmp_path):
+    graph = chain(6)
+    (tmp_path / "graph.json").write_text(json.dumps(graph))
+    words = ["plan", "graph.json", "--budget", "600", "--out", "plan.json", "--time-limit", 2]
+    made = dovetail_json(*words, "--curve", folder=tmp_path)
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    expect_counted(made, graph, plan)
+    checked = dovetail_json("plan", "graph.json", "--budget", 600, "--check", "plan.json", folder=tmp_path)
+    assert checked["decisions"] == made["decisions"]
+    times = [point["expected_s"] for point in made["curve"]]
+    assert len(times) >= 3 and times == sorted(times, reverse=True)
+    assert 600 in [point["budget_bytes"] for point in made["curve"]]
+    assert made["curve"][-1]["budget_bytes"] == made["keep_all_bytes"]
+    text = dovetail(*words, "--layers", "--curve", folder=tmp_path).stdout
+    assert "decision" in text and "why" in text and "of all kept" in text
+
+
+def test_a_config_is_planned_as_its_training_would_be(tmp_path):
+    make_workspace(tmp_path)
+    folder = tmp_path / "seen"
+    words = ["plan", "run.toml", *SMALL, "--set", "memory.budget=0.7x", "--time-limit", 0.5]
+    made = dovetail_json(*words, "--out", "seen", folder=tmp_path)
+    graph, plan = (json.loads((folder / name).read_text()) for name in ("graph.json", "plan.json"))
+    expect_counted(made, graph, plan)
+    assert made["operations"] == len(graph["nodes"]) and made["storages"] == len(graph["tensors"])
+    assert graph["budget_bytes"] == made["budget_bytes"] == int(0.7 * made["eager_peak_bytes"])
+    verdict = json.loads(
+        subprocess.run(
+            [sys.executable, CHECKER, folder / "graph.json", folder / "plan.json"],
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout
+    )
+    assert verdict["valid"] and verdict["peak_bytes"] == made["peak"]["predicted_bytes"], verdict
+    peak = made["peak"]
+    assert peak["predicted_bytes"] <= peak["places_bytes"] <= made["budget_bytes"]
+    assert 0 < peak["measured_bytes"] <= peak["places_bytes"]
+    step = made["step"]
+    assert step["eager_s"] > 0 and step["measured_s"] > 0
+    record = json.loads((folder / "memory_plan.json").read_text())
+    assert record["decisions"] == made["decisions"] and len(record["curve"]) >= 3
+    assert max(sum(point[1:]) for point in record["memory"]["simulated"]) == peak["predicted_bytes"]
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "data").exists()
+    text = dovetail(*words, "--layers", folder=tmp_path).stdout
+    assert "eager peak" in text and "blocks.0" in text and "measured" in text
+
+
+def test_below_the_floor_names_the_operation_and_a_batch_that_fits(tmp_path):
+    make_workspace(tmp_path)
+    words = ["plan", "run.toml", *SMALL]
+    whole = dovetail_json(*words, "--fits", "--budget", "1x", folder=tmp_path)
+    budget = whole["floor_bytes"] * 9 // 10
+    stderr = dovetail(*words, "--set", f"memory.budget={budget}", folder=tmp_path, code=2).stderr
+    assert "memory.budget = " in stderr and "below the floor of this step" in stderr
+    assert "the largest single operation is" in stderr and "workspace" in stderr
+    largest = int(re.search(r"lower train.batch from 8 to (\d+)", stderr)[1])
+    assert 1 <= largest < 8
+    fits = ["plan", "run.toml", *SMALL, "--fits", "--budget", budget]
+    assert dovetail_json(*fits, folder=tmp_path, code=1)["largest"] == largest
+    smaller = dovetail_json(*fits, "--set", f"train.batch={largest}", folder=tmp_path)
+    assert smaller["fits"] and smaller["floor_bytes"] <= budget
+    larger = dovetail_json(*fits, "--set", f"train.batch={largest + 1}", folder=tmp_path, code=1)
+    assert not larger["fits"] and larger["floor_bytes"] > budget
+
+
+def test_whether_a_config_fits_here(tmp_path):
+    make_workspace(tmp_path)
+    words = ["plan", "run.toml", *SMALL, "--fits"]
+    answer = dovetail_json(*words, folder=tmp_path)
+    assert answer["fits"] and answer["source"] == "recorded" and answer["key"] == "train.batch"
+    assert answer["asked"] == 8 <= answer["largest"]
+    assert answer["keep_all_bytes"] + answer["beside_bytes"] <= answer["available_bytes"]
+    text = dovetail(*words, folder=tmp_path).stdout
+    assert text.startswith("fits (recorded)") and "the largest train.batch that fits is" in text
+    wide = ["--set", "model.width=65536", "--set", "model.layers=400"]
+    no = dovetail_json("plan", "run.toml", *wide, "--fits", folder=tmp_path, code=1)
+    assert not no["fits"] and no["source"] == "estimated" and no["largest"] == 0
+    experts = dovetail_json(*words, "--set", "model.moe.experts=4", folder=tmp_path)
+    assert experts["source"] == "estimated" and "experts" in experts["why_estimated"]
+    micro = dovetail_json(*words, "--set", "train.micro_batch=2", folder=tmp_path)
+    assert micro["key"] == "train.micro_batch" and micro["asked"] == 2
+
+
+def test_options_that_do_not_go_together_are_refused(tmp_path):
+    make_workspace(tmp_path)
+    (tmp_path / "graph.json").write_text(json.dumps(chain(2)))
+    for words, message in (
+        (["graph.json", "--fits"], "belong to a training config"),
+        (["graph.json", "--set", "train.batch=2"], "belong to a training config"),
+        (["run.toml", "--without", "offload"], "belong to a graph.json"),
+        (["run.toml", "--fits", "--curve"], "--fits makes no plan"),
+        (["run.toml"], "has no memory.budget"),
+        (["run.toml", "--budget", "much"], "not a memory budget"),
+        (["graph.json", "--check", "plan.json", "--out", "again.json"], "--check takes a plan as it is"),
+    ):
+        assert message in dovetail("plan", *words, folder=tmp_path, code=2).stderr, words

@@ -1,0 +1,176 @@
+#include "dovetail/cli/plan_config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/file.h"
+#include "dovetail/base/machine.h"
+#include "dovetail/cli/output.h"
+#include "dovetail/cli/plan_fits.h"
+#include "dovetail/cli/plan_output.h"
+#include "dovetail/plan/budget.h"
+#include "dovetail/plan/memory_use.h"
+#include "dovetail/train/memory_record.h"
+#include "dovetail/train/trial_step.h"
+
+namespace dovetail::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kEagerSteps = 3, kRecordedSteps = 3, kPlannedSteps = 5;
+
+RunConfig load(const PlanRequest& request) {
+  RunConfig config = load_run_config(request.config, request.overrides);
+  if (!request.budget.empty()) config.memory.budget = request.budget;
+  if (request.time_limit_s > 0) config.memory.solve_s = request.time_limit_s;
+  if (config.memory.budget.empty())
+    throw UserError(fmt::format("{} has no memory.budget to plan for", request.config),
+                    "--set memory.budget=0.5x, or --fits to see whether it fits without one");
+  return config;
+}
+
+/// What is measured beside the plan: process is all memory beyond what it had before the model was made.
+struct Measured {
+  double eager_s = 0;
+  uint64_t eager_process_bytes = 0, process_bytes = 0;
+};
+
+class ConfigPlan {
+ public:
+  explicit ConfigPlan(const PlanRequest& request)
+      : request_(request),
+        config_(load(request)),
+        group_(world_from_environment({.timeout_s = config_.comm.timeout_s})),
+        run_(resolve_trial(config_, *group_)),
+        options_({.budget = config_.memory.budget,
+                  .folder = config_.memory.folder,
+                  .solve_s = config_.memory.solve_s,
+                  .curve_budgets = request.curve || !request.out.empty() ? PlannedStep::kCurveBudgets : 0}) {
+    user_check(group_->size() == 1, "dovetail plan looks at one rank, but this job has {}", group_->size());
+    keep_freed_memory();  // as `dovetail train`
+  }
+
+  void make() {
+    const uint64_t before_bytes = resident_bytes();
+    const auto peak_bytes = [&] {
+      const uint64_t peak = peak_resident_bytes();
+      return peak > before_bytes ? peak - before_bytes : 0;
+    };
+    trial_.emplace(run_, group_, run_.most_samples, run_.micro_batch);
+    trial_->run();
+    reset_peak_resident();
+    std::vector<double> seconds;
+    for (int i = 0; i < kEagerSteps; ++i) seconds.push_back(trial_->run());
+    std::nth_element(seconds.begin(), seconds.begin() + kEagerSteps / 2, seconds.end());
+    measured_ = {.eager_s = seconds[kEagerSteps / 2], .eager_process_bytes = peak_bytes()};
+    trial_->plan_memory(options_);
+    for (int i = 0; i < kRecordedSteps; ++i) trial_->run();
+    check_floor();
+    while (!plan().report()) trial_->run();
+    reset_peak_resident();
+    for (int i = 0; i < kPlannedSteps; ++i) trial_->run();
+    measured_.process_bytes = peak_bytes();
+  }
+
+  void write() const {
+    const std::filesystem::path out = request_.out;
+    if (out.extension() == ".json") {
+      write_file_atomically(out, plan::to_json(plan().view().plan, plan().graph()).dump(1) + "\n");
+      write_file_atomically(out.parent_path() / "graph.json", plan::to_json(plan().graph()).dump(1) + "\n");
+      return;
+    }
+    std::filesystem::create_directories(out);
+    plan().write(out);
+  }
+
+  Json json() const {
+    const plan::Graph& graph = plan().graph();
+    Json record = memory_record(plan().view());
+    record["step"]["eager_s"] = measured_.eager_s;
+    record["peak"]["eager_process_bytes"] = measured_.eager_process_bytes;
+    record["peak"]["process_bytes"] = measured_.process_bytes;
+    for (const char* drawn : {"memory", "streams"}) record.erase(drawn);
+    if (!request_.curve) record.erase("curve");
+    Json out = {{"operations", graph.nodes.size()},
+                {"storages", graph.tensors.size()},
+                {"eager_peak_bytes", plan().report()->keep_all_bytes},
+                {"floor_bytes", plan().report()->floor_bytes},
+                {"budget_bytes", graph.budget_bytes},
+                {"solve_s", plan().report()->solve_s}};
+    out.update(record);
+    return out;
+  }
+
+  std::string text() const {
+    const MemoryPlanReport& made = *plan().report();
+    const plan::Graph& graph = plan().graph();
+    const plan::PlanOutcome outcome = plan::outcome_of(graph, plan().view().plan, plan().view().timeline);
+    std::string text = fmt::format(
+        "captured {} operations, {} storages; eager peak {} MiB; floor {} MiB; budget {} MiB\nsolved in {:.1f} s\n\n",
+        graph.nodes.size(), graph.tensors.size(), mib(made.keep_all_bytes), mib(made.floor_bytes),
+        mib(made.budget_bytes), made.solve_s);
+    text += request_.layers ? layer_table(outcome, graph) + "\n" : "";
+    text += decision_table(outcome, graph) + "\n" + times_and_peaks(outcome);
+    if (request_.curve)
+      text += "\n" + curve_table({plan().view().curve.begin(), plan().view().curve.end()}, made.keep_all_bytes,
+                                 outcome.once_s);
+    return text;
+  }
+
+ private:
+  const PlannedStep& plan() const { return *trial_->memory_plan(); }
+
+  void check_floor() const {
+    plan::Graph graph = plan().graph();
+    graph.budget_bytes = plan::parse_budget(config_.memory.budget, plan::keep_all_bytes(graph));
+    const plan::SolveOptions how = PlannedStep::solve_options(options_);
+    const plan::Floor floor = plan::floor_of(graph, how);
+    if (graph.budget_bytes < floor.bytes)
+      throw plan::below_floor(graph, floor, "memory.budget",
+                              help_below_floor(run_, group_, graph, config_.memory.budget, how, request_.config));
+  }
+
+  std::string times_and_peaks(const plan::PlanOutcome& outcome) const {
+    const PlannedStepView view = plan().view();
+    const double measured_s = median_run(view.runs)->seconds;
+    const auto of_eager = [&](double seconds) {
+      return fmt::format("{} ({:.3f}x)", plan::format_seconds(seconds), seconds / measured_.eager_s);
+    };
+    const auto held = plan::peak_of(plan::memory_use(view.graph, view.plan, median_run(view.runs)->actions));
+    const auto bytes = [](auto count) { return mib(static_cast<int64_t>(count)) + " MiB"; };
+    return format_table(
+        {{"", "eager", "predicted", "measured"},
+         {"step", plan::format_seconds(measured_.eager_s), of_eager(outcome.expected_s()), of_eager(measured_s)},
+         {"held at the peak", bytes(plan().report()->keep_all_bytes), bytes(view.timeline.peak_bytes), bytes(held)},
+         {"all places", "", bytes(view.places_bytes), bytes(view.used_bytes)},
+         {"process", bytes(measured_.eager_process_bytes), "", bytes(measured_.process_bytes)}},
+        Heading::kFirstRow);
+  }
+
+  const PlanRequest& request_;
+  const RunConfig config_;
+  const std::shared_ptr<Group> group_;
+  const ResolvedRun run_;
+  const PlannedStep::Options options_;
+  std::optional<TrialStep> trial_;
+  Measured measured_;
+};
+
+}  // namespace
+
+void plan_config(const PlanRequest& request) {
+  ConfigPlan plan(request);
+  plan.make();
+  if (!request.out.empty()) plan.write();
+  if (request.json)
+    print_json(plan.json());
+  else
+    print(plan.text());
+}
+
+}  // namespace dovetail::cli
