@@ -1,6 +1,8 @@
 // One training step of a convolutional network, captured, profiled, planned at several budgets, and run by each plan:
 //   ./dev bench plan --model vgg16 --batch 8 --size 64 --ratios 0.8,0.6,0.4 --folder /tmp
-// What is held against eager training is its loss after the same steps, bit for bit, and its time, interleaved.
+// Convolutions run by the algorithms that each plan chose; what is held against a step with everything kept and by the
+// same algorithms is the loss and all values after some steps, bit for bit; against eager training its time,
+// interleaved.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -10,6 +12,7 @@
 #include <algorithm>
 #include <fstream>
 #include <iostream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -18,6 +21,7 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/models/vision.h"
+#include "dovetail/plan/algorithms.h"
 #include "dovetail/plan/capture.h"
 #include "dovetail/plan/executor.h"
 #include "dovetail/plan/packing.h"
@@ -33,6 +37,7 @@ struct Arguments {
   std::vector<double> ratios = {0.9, 0.8, 0.7, 0.6, 0.5, 0.4};
   int rounds = 7;
   double time_limit_s = 10;
+  std::string cache = ProfileCache::default_folder().string();
 };
 
 /// Forward, backward and a step of SGD with momentum.
@@ -105,103 +110,199 @@ Moved moved(const Graph& graph, const Plan& plan) {
 
 double mib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
-int run(const Arguments& a) {
-  constexpr int kSteps = 3;
-  Training training(a);
-  training();
-  const double captured_s = now_seconds();
-  const CapturedStep step = capture([&] { return training(); }, training.tensors());
-  StepGraph graph = graph_of(step);
-  const double profiled_s = now_seconds();
-  profile_nodes(step, graph, 5);
-  graph.graph.bandwidth = measure_bandwidth(a.folder, int64_t{128} << 20, 5);
-  const double solved_s = now_seconds();
-  graph.graph.budget_bytes = std::numeric_limits<int64_t>::max() / 8;
-  const int64_t peak = check(graph.graph, keep_all(graph.graph)).peak_bytes;
-  const SolveOptions options{.compress = false, .least_bytes = kPagedBytes, .time_limit_s = a.time_limit_s};
-  const Floor floor = floor_of(graph.graph, options);
-  fmt::print("{} {} threads\n", machine().cpu_name, at::get_num_threads());
-  fmt::print("{} batch {} at {} x {}: {} nodes, {} storages; captured in {:.1f} s, profiled in {:.1f} s\n", a.model,
-             a.batch, a.size, a.size, graph.nodes.size(), graph.graph.tensors.size(), profiled_s - captured_s,
-             solved_s - profiled_s);
-  fmt::print("keeping all {:.1f} MiB, floor {:.1f} MiB; to the {} tier {:.2f} GB/s, back {:.2f} GB/s\n", mib(peak),
-             mib(floor.bytes), a.folder.empty() ? "memory" : "disk", graph.graph.bandwidth.to_host / 1e9,
-             graph.graph.bandwidth.to_device / 1e9);
-  const auto start = training.values();
-  const auto generator = at::globalContext().defaultGenerator(at::kCPU);
-  const at::Tensor random = generator.get_state();
-  std::vector<float> losses;
-  for (int i = 0; i < kSteps; ++i) losses.push_back(training()[0].item<float>());
-  const auto reference = training.values();
-  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-  fmt::print("{:>6} {:>9} {:>9} {:>10} {:>10} {:>8} {:>9} {:>9} {:>8} {:>5}\n", "ratio", "budget", "arena", "predicted",
-             "measured", "x eager", "offloaded", "again", "solve s", "bits");
-  for (const double ratio : a.ratios) {
-    StepGraph planned = graph;
-    const auto budget = static_cast<int64_t>(ratio * static_cast<double>(peak));
+/// Time and workspace of each way to run each convolution; a star before the fastest.
+void print_algorithms(const Graph& graph) {
+  for (const GraphNode& node : graph.nodes) {
+    if (node.algorithms.size() < 2) continue;
+    const bool backward = node.name.find("backward") != std::string::npos;
+    fmt::print("  {:<24}{:<9}", node.layer, backward ? "backward" : "forward");
+    const auto faster = [](const Algorithm& x, const Algorithm& y) { return x.time_s < y.time_s; };
+    const auto fastest = std::min_element(node.algorithms.begin(), node.algorithms.end(), faster);
+    for (const Algorithm& algorithm : node.algorithms)
+      fmt::print(" {}{} {:.2f} ms {:.1f} MiB;", &algorithm == &*fastest ? "*" : "", algorithm.name,
+                 algorithm.time_s * 1e3, mib(algorithm.workspace_bytes));
+    fmt::print("\n");
+  }
+}
+
+/// The algorithms that were chosen for the convolutions: how many nodes, how long they take, and the most workspace.
+nlohmann::ordered_json chosen(const Graph& graph, const std::vector<int>& algorithms) {
+  struct Use {
+    int nodes = 0;
+    double time_s = 0, aten_s = 0;
+    int64_t workspace_bytes = 0;
+  };
+  std::map<std::string, Use> uses;
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const auto& all = graph.nodes[n].algorithms;
+    if (all.size() < 2) continue;
+    const Algorithm& algorithm = all[algorithms[n]];
+    Use& use = uses[algorithm.name];
+    ++use.nodes;
+    use.time_s += algorithm.time_s;
+    use.aten_s += all[0].time_s;
+    use.workspace_bytes = std::max(use.workspace_bytes, algorithm.workspace_bytes);
+  }
+  nlohmann::ordered_json out = nlohmann::ordered_json::object();
+  for (const auto& [name, use] : uses) {
+    fmt::print("       {:>3} by {:<18} {:>8.1f} ms (aten {:.1f}), workspace up to {:.1f} MiB\n", use.nodes, name,
+               use.time_s * 1e3, use.aten_s * 1e3, mib(use.workspace_bytes));
+    out[name] = {{"nodes", use.nodes},
+                 {"seconds", use.time_s},
+                 {"aten_seconds", use.aten_s},
+                 {"workspace_bytes", use.workspace_bytes}};
+  }
+  return out;
+}
+
+/// A training step as captured and profiled, and where it starts from.
+class Trial {
+ public:
+  explicit Trial(const Arguments& a) : a_(a), training_(a) {
+    training_();
+    const double captured_s = now_seconds();
+    step_ = capture([&] { return training_(); }, training_.tensors());
+    graph_ = graph_of(step_);
+    const double profiled_s = now_seconds();
+    ProfileCache cache(a.cache);
+    add_convolution_algorithms(step_, graph_, cache);
+    const Profile profile = profile_nodes(step_, graph_, 5, cache);
+    cache.save();
+    graph_.graph.bandwidth = measure_bandwidth(a.folder, int64_t{128} << 20, 5);
+    const double end_s = now_seconds();
+    graph_.graph.budget_bytes = std::numeric_limits<int64_t>::max() / 8;
+    peak_ = check(graph_.graph, keep_all(graph_.graph)).peak_bytes;
+    floor_ = floor_of(graph_.graph, options()).bytes;
+    fmt::print("{} {} threads\n", machine().cpu_name, at::get_num_threads());
+    fmt::print(
+        "{} batch {} at {} x {}: {} nodes, {} storages; captured in {:.1f} s, profiled in {:.1f} s ({} algorithms "
+        "measured, {} known from {})\n",
+        a.model, a.batch, a.size, a.size, graph_.nodes.size(), graph_.graph.tensors.size(), profiled_s - captured_s,
+        end_s - profiled_s, profile.measured, profile.known, cache.file().string());
+    fmt::print("keeping all {:.1f} MiB, floor {:.1f} MiB; to the {} tier {:.2f} GB/s, back {:.2f} GB/s\n", mib(peak_),
+               mib(floor_), tier(), graph_.graph.bandwidth.to_host / 1e9, graph_.graph.bandwidth.to_device / 1e9);
+    print_algorithms(graph_.graph);
+    start_ = training_.values();
+    random_ = generator().get_state();
+  }
+
+  /// Plans for a share of the peak and runs it; null where there is no plan.
+  nlohmann::ordered_json run(double ratio) {
+    StepGraph planned = graph_;
+    const auto budget = static_cast<int64_t>(ratio * static_cast<double>(peak_));
     planned.graph.budget_bytes = budget;
     std::optional<Solution> solution;
     try {
-      solution = solve(planned.graph, options);
+      solution = solve(planned.graph, options());
     } catch (const UserError& error) {
       fmt::print("{:>6.2f} {:>9.1f} {}\n", ratio, mib(budget), error.what());
-      continue;
+      return nullptr;
     }
-    const Moved what = moved(planned.graph, solution->schedule.plan);
+    const Plan& plan = solution->schedule.plan;
+    const std::vector<at::Tensor> reference = values_of_keeping_all(solution->decisions.algorithms);
     double measured_s = std::numeric_limits<double>::infinity(), eager_s = measured_s;
-    int64_t arena = 0;
-    bool same = true;
-    training.set(start);
-    auto again = generator;
-    again.set_state(random);
-    {
-      Executor executor(step, planned, solution->schedule.plan, {.folder = a.folder});
-      arena = executor.arena_bytes();
-      for (int i = 0; i < kSteps; ++i) {
-        executor.run();
-        same = same && executor.results()[0].item<float>() == losses[i];
-      }
-      const auto now = training.values();
-      for (size_t i = 0; i < now.size(); ++i) same = same && now[i].equal(reference[i]);
-      for (int round = 0; round < a.rounds; ++round) {
-        measured_s = std::min(measured_s, executor.run().seconds);
-        const double eager_start_s = now_seconds();
-        training();
-        eager_s = std::min(eager_s, now_seconds() - eager_start_s);
-      }
+    restart();
+    Executor executor(step_, planned, plan, {.folder = a_.folder});
+    const bool same = equal(values_after_steps(executor), reference);
+    for (int round = 0; round < a_.rounds; ++round) {
+      measured_s = std::min(measured_s, executor.run().seconds);
+      const double eager_start_s = now_seconds();
+      training_();
+      eager_s = std::min(eager_s, now_seconds() - eager_start_s);
     }
+    const Moved what = moved(planned.graph, plan);
     const double predicted_s = solution->schedule.timeline.makespan_s;
     fmt::print("{:>6.2f} {:>9.1f} {:>9.1f} {:>8.1f}ms {:>8.1f}ms {:>8.3f} {:>9.1f} {:>9.1f} {:>8.1f} {:>5}\n", ratio,
-               mib(budget), mib(arena), predicted_s * 1e3, measured_s * 1e3, measured_s / eager_s, mib(what.offloaded),
-               mib(what.again), solution->seconds, same ? "same" : "DIFFER");
-    rows.push_back({{"ratio", ratio},
-                    {"budget_bytes", budget},
-                    {"predicted_peak_bytes", solution->schedule.timeline.peak_bytes},
-                    {"arena_bytes", arena},
-                    {"predicted_s", predicted_s},
-                    {"measured_s", measured_s},
-                    {"eager_s", eager_s},
-                    {"bound_s", solution->bound_s},
-                    {"offloaded_bytes", what.offloaded},
-                    {"again_bytes", what.again},
-                    {"solve_s", solution->seconds},
-                    {"complete", solution->complete},
-                    {"same_bits", same}});
+               mib(budget), mib(executor.arena_bytes()), predicted_s * 1e3, measured_s * 1e3, measured_s / eager_s,
+               mib(what.offloaded), mib(what.again), solution->seconds, same ? "same" : "DIFFER");
+    return {{"ratio", ratio},
+            {"budget_bytes", budget},
+            {"predicted_peak_bytes", solution->schedule.timeline.peak_bytes},
+            {"arena_bytes", executor.arena_bytes()},
+            {"predicted_s", predicted_s},
+            {"measured_s", measured_s},
+            {"eager_s", eager_s},
+            {"bound_s", solution->bound_s},
+            {"offloaded_bytes", what.offloaded},
+            {"again_bytes", what.again},
+            {"solve_s", solution->seconds},
+            {"complete", solution->complete},
+            {"same_bits", same},
+            {"algorithms", chosen(planned.graph, solution->decisions.algorithms)}};
   }
-  if (!a.out.empty())
-    std::ofstream(a.out) << nlohmann::ordered_json{{"cpu", machine().cpu_name},
-                                                   {"threads", at::get_num_threads()},
-                                                   {"model", a.model},
-                                                   {"batch", a.batch},
-                                                   {"size", a.size},
-                                                   {"tier", a.folder.empty() ? "memory" : "disk"},
-                                                   {"to_host_bytes_per_s", graph.graph.bandwidth.to_host},
-                                                   {"to_device_bytes_per_s", graph.graph.bandwidth.to_device},
-                                                   {"keep_all_bytes", peak},
-                                                   {"floor_bytes", floor.bytes},
-                                                   {"plans", rows}}
-                                .dump(1)
-                         << '\n';
+
+  nlohmann::ordered_json summary() const {
+    return {{"cpu", machine().cpu_name},
+            {"threads", at::get_num_threads()},
+            {"model", a_.model},
+            {"batch", a_.batch},
+            {"size", a_.size},
+            {"tier", tier()},
+            {"to_host_bytes_per_s", graph_.graph.bandwidth.to_host},
+            {"to_device_bytes_per_s", graph_.graph.bandwidth.to_device},
+            {"keep_all_bytes", peak_},
+            {"floor_bytes", floor_}};
+  }
+
+ private:
+  static constexpr int kSteps = 3;
+
+  static at::Generator generator() { return at::globalContext().defaultGenerator(at::kCPU); }
+  SolveOptions options() const {
+    return {.compress = false, .least_bytes = kPagedBytes, .time_limit_s = a_.time_limit_s};
+  }
+  const char* tier() const { return a_.folder.empty() ? "memory" : "disk"; }
+
+  void restart() {
+    training_.set(start_);
+    generator().set_state(random_);
+  }
+
+  /// The losses of some steps and all values after them.
+  std::vector<at::Tensor> values_after_steps(Executor& executor) {
+    std::vector<at::Tensor> out;
+    for (int i = 0; i < kSteps; ++i) {
+      executor.run();
+      out.push_back(executor.results()[0].clone());
+    }
+    for (at::Tensor& value : training_.values()) out.push_back(std::move(value));
+    return out;
+  }
+
+  std::vector<at::Tensor> values_of_keeping_all(const std::vector<int>& algorithms) {
+    restart();
+    Plan plan = keep_all(graph_.graph);
+    for (Action& action : plan.actions)
+      if (action.op == Op::kCompute) action.algorithm = algorithms[action.node];
+    Executor executor(step_, graph_, plan, {});
+    return values_after_steps(executor);
+  }
+
+  static bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                      [](const at::Tensor& x, const at::Tensor& y) { return x.equal(y); });
+  }
+
+  const Arguments& a_;
+  Training training_;
+  CapturedStep step_;
+  StepGraph graph_;
+  int64_t peak_ = 0, floor_ = 0;
+  std::vector<at::Tensor> start_;
+  at::Tensor random_;
+};
+
+int run(const Arguments& a) {
+  Trial trial(a);
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  fmt::print("{:>6} {:>9} {:>9} {:>10} {:>10} {:>8} {:>9} {:>9} {:>8} {:>5}\n", "ratio", "budget", "arena", "predicted",
+             "measured", "x eager", "offloaded", "again", "solve s", "bits");
+  for (const double ratio : a.ratios)
+    if (auto row = trial.run(ratio); !row.is_null()) rows.push_back(std::move(row));
+  if (a.out.empty()) return 0;
+  nlohmann::ordered_json out = trial.summary();
+  out["plans"] = rows;
+  std::ofstream(a.out) << out.dump(1) << '\n';
   return 0;
 }
 
@@ -217,6 +318,7 @@ int main(int argc, char** argv) {
   app.add_option("--ratios", a.ratios, "budgets, of the peak with everything kept")->delimiter(',');
   app.add_option("--folder", a.folder, "disk tier: a folder (absent: memory)");
   app.add_option("--rounds", a.rounds, "timed steps, of which the fastest counts");
+  app.add_option("--cache", a.cache, "folder of measured times; \"\": measure anew");
   app.add_option("--time-limit", a.time_limit_s, "seconds of solving for each budget");
   app.add_option("--out", a.out, "write the result as JSON");
   CLI11_PARSE(app, argc, argv);

@@ -1,5 +1,6 @@
 #include <torch/library.h>
 
+#include "dovetail/ops/convolution.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/gemm.h"
 
@@ -26,6 +27,32 @@ at::Tensor library_gemm(const at::Tensor& a, const at::Tensor& b, bool transpose
   return gemm(a, b, {.transpose_a = transpose_a, .transpose_b = transpose_b});
 }
 
+ConvolutionOptions convolution_options(at::IntArrayRef stride, at::IntArrayRef padding, std::string_view algorithm) {
+  return {.stride = {stride[0], stride[1]},
+          .padding = {padding[0], padding[1]},
+          .algorithm = convolution_algorithm(algorithm)};
+}
+
+at::Tensor library_convolution(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                               at::IntArrayRef stride, at::IntArrayRef padding, std::string_view algorithm) {
+  return convolution(x, weight, bias.value_or(at::Tensor()), convolution_options(stride, padding, algorithm));
+}
+
+at::Tensor library_convolution_backward_data(const at::Tensor& dy, const at::Tensor& weight, at::IntArrayRef x_sizes,
+                                             at::IntArrayRef stride, at::IntArrayRef padding,
+                                             std::string_view algorithm) {
+  return convolution_backward_data(dy, weight, x_sizes, convolution_options(stride, padding, algorithm));
+}
+
+std::tuple<at::Tensor, at::Tensor> library_convolution_backward_weight(const at::Tensor& dy, const at::Tensor& x,
+                                                                       at::IntArrayRef weight_sizes,
+                                                                       at::IntArrayRef stride, at::IntArrayRef padding,
+                                                                       std::string_view algorithm, bool bias) {
+  const ConvolutionGradients out =
+      convolution_backward_weight(dy, x, weight_sizes, convolution_options(stride, padding, algorithm));
+  return {out.weight, bias ? out.bias : at::Tensor()};
+}
+
 }  // namespace
 
 }  // namespace dovetail
@@ -42,4 +69,18 @@ TORCH_LIBRARY(dovetail, m) {
   m.def("squared_relu(Tensor x) -> Tensor", dovetail::squared_relu);
   m.def("linear_cross_entropy(Tensor x, Tensor weight, Tensor targets) -> Tensor", dovetail::linear_cross_entropy);
   m.def("embedding(Tensor weight, Tensor ids) -> Tensor", dovetail::embedding);
+  m.def("convolution(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding, str algorithm) -> Tensor");
+  m.def(
+      "convolution_backward_data(Tensor dy, Tensor weight, int[] x_sizes, int[2] stride, int[2] padding, "
+      "str algorithm) -> Tensor");
+  m.def(
+      "convolution_backward_weight(Tensor dy, Tensor x, int[] weight_sizes, int[2] stride, int[2] padding, "
+      "str algorithm, bool bias) -> (Tensor, Tensor)");
+}
+
+// Below autograd, which does not know of them, and so each one operation of a recorded step.
+TORCH_LIBRARY_IMPL(dovetail, CompositeExplicitAutograd, m) {
+  m.impl("convolution", dovetail::library_convolution);
+  m.impl("convolution_backward_data", dovetail::library_convolution_backward_data);
+  m.impl("convolution_backward_weight", dovetail::library_convolution_backward_weight);
 }

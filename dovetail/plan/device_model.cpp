@@ -118,7 +118,7 @@ class DeviceGraph {
     for (size_t n = 0; n < graph.nodes.size(); ++n) {
       std::vector<Algorithm> algorithms = {{"only", 0, 0}};
       for (int o = made_.nodes[n].first; o < made_.nodes[n].last; ++o) add(algorithms, algorithms_of(o));
-      for (Algorithm& algorithm : algorithms) algorithm.workspace_bytes += made_.nodes[n].workspace_bytes;
+      for (Algorithm& algorithm : algorithms) algorithm.workspace_bytes += made_.nodes[n].memory.workspace_bytes;
       graph.nodes[n].algorithms = without_dominated(std::move(algorithms));
     }
     graph.bandwidth = device_.bandwidth;

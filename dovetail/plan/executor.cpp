@@ -29,6 +29,22 @@ c10::Storage storage_at(std::byte* address, int64_t bytes) {
                       /*resizable=*/false);
 }
 
+/// What runs again is to give the bits of its first run.
+void check_algorithms(const Plan& plan, const Graph& graph) {
+  std::vector<int> algorithm(graph.nodes.size(), -1);
+  for (size_t a = 0; a < plan.actions.size(); ++a) {
+    const Action& action = plan.actions[a];
+    if (action.op != Op::kCompute) continue;
+    int& first = algorithm[action.node];
+    if (first < 0) first = action.algorithm;
+    const GraphNode& node = graph.nodes[action.node];
+    if (first != action.algorithm)
+      throw InvalidPlan(static_cast<int>(a),
+                        fmt::format("{} runs by \"{}\" and again by \"{}\"", node.name, node.algorithms[first].name,
+                                    node.algorithms[action.algorithm].name));
+  }
+}
+
 }  // namespace
 
 struct Executor::State {
@@ -139,22 +155,24 @@ struct Executor::State {
         generator.set_state(random_state[action.node]);
       }
     }
-    for (int o = node.first; o < node.last; ++o) run_operation(o, node, workspace);
+    const NodeRun how = run_of(step, node, action.algorithm);
+    for (size_t o = 0; o < how.operations.size(); ++o)
+      run_operation(how.operations[o], how.memory.places[o], how.memory.local, workspace);
     if (after) generator.set_state(*after);
     ++runs[action.node];
   }
 
-  void run_operation(int o, const StepNode& node, std::byte* workspace) {
-    const CapturedOperation& operation = step.operations[o];
+  void run_operation(const CapturedOperation& operation, const std::vector<AllocationPlace>& planned_places,
+                     const std::vector<std::pair<int, int64_t>>& locals, std::byte* workspace) {
     std::vector<PlannedPlace> places;
-    for (const AllocationPlace& place : node.places[o - node.first])
+    for (const AllocationPlace& place : planned_places)
       places.push_back(
           {place.storage >= 0 ? address[graph.tensor_of_storage[place.storage]] : workspace + place.workspace_offset,
            place.bytes});
     const auto storage_of = [&](int s) {
       if (graph.tensor_of_storage[s] >= 0)
         return storage_at(address[graph.tensor_of_storage[s]], step.storages[s].bytes);
-      for (const auto& [local, offset] : node.local)
+      for (const auto& [local, offset] : locals)
         if (local == s) return storage_at(workspace + offset, step.storages[s].bytes);
       return step.storages[s].external.defined() ? step.storages[s].external.storage()
                                                  : storage_at(nullptr, 0);  // made without bytes
@@ -217,6 +235,7 @@ Executor::Executor(CapturedStep step, StepGraph graph, Plan plan, const Options&
   s.plan = std::move(plan);
   s.options = options;
   s.timeline = check(s.graph.graph, s.plan);
+  if (!options.mixed_algorithms) check_algorithms(s.plan, s.graph.graph);
   s.layout = lay_out(s.graph.graph, s.plan, s.timeline);
   s.find_host_slots();
   s.host.emplace(options.folder, s.host_bytes);

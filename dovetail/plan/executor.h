@@ -14,7 +14,8 @@
 namespace dovetail::plan {
 
 /// Runs a captured step by a plan, on the CPU: all its storages and workspaces at planned addresses of one arena,
-/// copies on two threads of their own. Without compression every bit is what the step itself would have given.
+/// copies on two threads of their own. Without compression every bit is what the step itself would have given, had each
+/// of its operations been run by the algorithm that the plan names.
 ///
 /// While it lives, the tensors that the capture was told of lie in the arena, or, where the plan has them start on the
 /// host, there (in a file mapped into memory, if that is the host tier): their values may be read and written between
@@ -26,8 +27,9 @@ class Executor {
   struct Options {
     std::filesystem::path folder;  ///< of the file that tensors are offloaded to; empty: to memory
     bool copies_alone = false;     ///< nothing runs beside a copy, so that operations take what they take by themselves
+    bool mixed_algorithms = false;  ///< allow a node that runs again another algorithm, and so other bits
   };
-  /// Checks the plan (InvalidPlan) before anything else.
+  /// Checks the plan (InvalidPlan) before anything else, also that a node that runs again does so by one algorithm.
   Executor(CapturedStep step, StepGraph graph, Plan plan, const Options& options);
   ~Executor();
   Executor(const Executor&) = delete;

@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <map>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "dovetail/base/error.h"
@@ -47,6 +50,25 @@ constexpr double kComputedAlone_s = 0.05;
 // Of plans that are as fast as each other the one that copies less is wanted.
 constexpr double kLeastSlowdown = 0.02;
 
+/// keep_all, but each node runs by all these algorithms, one after another; by its first where there are none.
+Plan with_each_algorithm(const Graph& graph, const std::vector<std::vector<int>>& algorithms) {
+  const Plan once = keep_all(graph);
+  Plan plan;
+  for (Action action : once.actions) {
+    if (action.op != Op::kCompute || algorithms[action.node].empty()) {
+      plan.actions.push_back(action);
+      continue;
+    }
+    for (const int algorithm : algorithms[action.node]) {
+      if (algorithm != algorithms[action.node].front())
+        for (const int t : graph.nodes[action.node].outputs) plan.actions.push_back({.op = Op::kFree, .tensor = t});
+      action.algorithm = algorithm;
+      plan.actions.push_back(action);
+    }
+  }
+  return plan;
+}
+
 }  // namespace
 
 Plan keep_all(const Graph& graph) {
@@ -66,24 +88,51 @@ Plan keep_all(const Graph& graph) {
 }
 
 void set_times(Graph& graph, const Plan& plan, std::span<const Executor::Run> runs) {
-  std::vector<std::vector<double>> seconds(graph.nodes.size());
+  std::map<std::pair<int, int>, std::vector<double>> seconds;  // of each node by each algorithm
   for (size_t a = 0; a < plan.actions.size(); ++a)
     if (plan.actions[a].op == Op::kCompute)
       for (const Executor::Run& run : runs)
-        seconds[plan.actions[a].node].push_back(run.actions[a].end_s - run.actions[a].start_s);
-  for (size_t n = 0; n < seconds.size(); ++n) graph.nodes[n].algorithms[0].time_s = median(std::move(seconds[n]));
+        seconds[{plan.actions[a].node, plan.actions[a].algorithm}].push_back(run.actions[a].end_s -
+                                                                             run.actions[a].start_s);
+  for (auto& [what, all] : seconds) graph.nodes[what.first].algorithms[what.second].time_s = median(std::move(all));
 }
 
-void profile_nodes(const CapturedStep& step, StepGraph& graph, int rounds) {
+Profile profile_nodes(const CapturedStep& step, StepGraph& graph, int rounds, ProfileCache& cache) {
   DOVETAIL_CHECK(rounds > 0, "a profile takes at least one round");
+  Profile out;
+  std::vector<std::vector<int>> missing(graph.nodes.size());
+  const auto key = [&](size_t n, size_t a) {
+    const auto what = key_of(run_of(step, graph.nodes[n], static_cast<int>(a)).operations);
+    return what ? "time of " + *what : "";
+  };
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    auto& algorithms = graph.graph.nodes[n].algorithms;
+    for (size_t a = 0; a < algorithms.size(); ++a) {
+      const std::string what = key(n, a);
+      const auto known = what.empty() ? std::nullopt : cache.find(what);
+      if (known) algorithms[a].time_s = known->get<double>();
+      if (!known) missing[n].push_back(static_cast<int>(a));
+      ++(known ? out.known : out.measured);
+    }
+  }
+  if (out.measured == 0) return out;
   StepGraph unlimited = graph;
   unlimited.graph.budget_bytes = std::numeric_limits<int64_t>::max();
-  const Plan plan = keep_all(graph.graph);
-  Executor executor(step, std::move(unlimited), plan, {});
-  executor.run();
+  const Plan plan = with_each_algorithm(graph.graph, missing);
   std::vector<Executor::Run> runs;
-  for (int round = 0; round < rounds; ++round) runs.push_back(executor.run());
-  set_times(graph.graph, plan, runs);
+  {
+    Executor executor(step, unlimited, plan, {.mixed_algorithms = true});
+    executor.run();
+    for (int round = 0; round < rounds; ++round) runs.push_back(executor.run());
+  }
+  set_times(unlimited.graph, plan, runs);
+  for (size_t n = 0; n < graph.nodes.size(); ++n)
+    for (const int a : missing[n]) {
+      const double time_s = unlimited.graph.nodes[n].algorithms[a].time_s;
+      graph.graph.nodes[n].algorithms[a].time_s = time_s;
+      if (const std::string what = key(n, a); !what.empty()) cache.put(what, time_s);
+    }
+  return out;
 }
 
 Bandwidth measure_bandwidth(const std::filesystem::path& folder, int64_t bytes, int rounds) {

@@ -7,6 +7,7 @@
 #include "dovetail/plan/actions.h"
 #include "dovetail/plan/captured_step.h"
 #include "dovetail/plan/executor.h"
+#include "dovetail/plan/profile_cache.h"
 #include "dovetail/plan/step_graph.h"
 
 namespace dovetail::plan {
@@ -14,12 +15,19 @@ namespace dovetail::plan {
 /// The plan that runs every node once, with its first algorithm, and frees each storage after its last reader.
 Plan keep_all(const Graph& graph);
 
-/// Write into `graph` how long each node takes: the median of its runs in these steps by `plan`.
+/// Write into `graph` how long each node takes by each algorithm that it runs by: the median of its runs in these steps
+/// by `plan`.
 void set_times(Graph& graph, const Plan& plan, std::span<const Executor::Run> runs);
 
-/// The same: the median of `rounds` steps with everything kept, after one to warm
-/// up. These are training steps like any other: they change parameters, state and the random generator.
-void profile_nodes(const CapturedStep& step, StepGraph& graph, int rounds);
+/// How many algorithms of nodes were measured, and how many `cache` knew.
+struct Profile {
+  int measured = 0, known = 0;
+};
+/// Fill in the times of all algorithms of all nodes: those that `cache` knows, and of the others the median of `rounds`
+/// steps with everything kept, after one to warm up, in each of which the algorithms of a node run one after another.
+/// These are training steps like any other: they change parameters, state and the random generator; with nothing to
+/// measure there are none. What was measured is put into `cache`.
+Profile profile_nodes(const CapturedStep& step, StepGraph& graph, int rounds, ProfileCache& cache);
 
 /// Bytes a second between an arena and a host tier in `folder` (empty: in memory), each direction by itself, while the
 /// processor multiplies matrices, and how much of these products is lost meanwhile: medians of `rounds` copies of

@@ -106,10 +106,10 @@ class Builder {
         if (!contains(makes, storage)) add_tensor(out.mutates, storage);
     }
     for (const int storage : makes) add_tensor(out.outputs, storage);
-    place(node);
     double recorded_s = 0;
     for (int o = node.first; o < node.last; ++o) recorded_s += step_.operations[o].seconds;
-    out.algorithms = {{.name = "captured", .time_s = recorded_s, .workspace_bytes = node.workspace_bytes}};
+    node.memory = place_allocations(run_of(step_, node, 0).operations, made_.tensor_of_storage);
+    out.algorithms = {{.name = "captured", .time_s = recorded_s, .workspace_bytes = node.memory.workspace_bytes}};
     made_.graph.nodes.push_back(std::move(out));
   }
 
@@ -117,59 +117,81 @@ class Builder {
     if (made_.tensor_of_storage[storage] >= 0) add_once(list, made_.tensor_of_storage[storage]);
   }
 
-  /// Offsets in the workspace for all allocations of the node that are no storage of the graph.
-  void place(StepNode& node) {
-    int time = 0;
-    std::vector<Block> blocks;
-    std::vector<std::pair<int, int>> users;  // of each block: operation, allocation
-    std::map<int, int> block_of_storage;
-    for (int o = node.first; o < node.last; ++o) {
-      const auto& operation = step_.operations[o];
-      auto& places = node.places.emplace_back();
-      std::vector<int> block_of;
-      for (const MemoryEvent& event : operation.memory) {
-        ++time;
-        if (event.ends) {
-          if (block_of[event.allocation] >= 0) blocks[block_of[event.allocation]].spans[0].second = time;
-          continue;
-        }
-        places.push_back({.bytes = event.bytes});
-        const auto made =
-            std::find(operation.makes_allocation.begin(), operation.makes_allocation.end(), event.allocation);
-        const int storage =
-            made == operation.makes_allocation.end() ? -1 : operation.makes[made - operation.makes_allocation.begin()];
-        if (storage >= 0 && made_.tensor_of_storage[storage] >= 0) {
-          places.back().storage = storage;
-          block_of.push_back(-1);
-          continue;
-        }
-        block_of.push_back(static_cast<int>(blocks.size()));
-        if (storage >= 0) block_of_storage[storage] = block_of.back();
-        blocks.push_back({.bytes = planned_bytes(event.bytes), .spans = {{time, -1}}});
-        users.emplace_back(o - node.first, static_cast<int>(places.size()) - 1);
-      }
-      ++time;
-      // What the operation leaves behind without its being a storage of ours is held to the node's end.
-      for (const auto* list : {&operation.reads, &operation.writes, &operation.makes})
-        for (const int storage : *list)
-          if (block_of_storage.contains(storage)) blocks[block_of_storage[storage]].spans[0].second = time;
-    }
-    for (Block& block : blocks)
-      if (block.spans[0].second < 0) block.spans[0].second = time + 1;
-    const Packing packing = pack(blocks);
-    for (size_t b = 0; b < blocks.size(); ++b)
-      node.places[users[b].first][users[b].second].workspace_offset = packing.offsets[b];
-    for (const auto& [storage, block] : block_of_storage) node.local.emplace_back(storage, packing.offsets[block]);
-    node.workspace_bytes = packing.bytes;
-  }
-
   const CapturedStep& step_;
   std::vector<int> first_use_, last_use_;
   StepGraph made_;
 };
 
+/// The allocations of a node's operations that go to its workspace, over the time that they are held.
+class WorkspaceBlocks {
+ public:
+  explicit WorkspaceBlocks(const std::vector<int>& tensor_of_storage) : tensor_of_storage_(tensor_of_storage) {}
+
+  void add(const CapturedOperation& operation) {
+    const int index = static_cast<int>(memory_.places.size());
+    auto& places = memory_.places.emplace_back();
+    std::vector<int> block_of;
+    for (const MemoryEvent& event : operation.memory) {
+      ++time_;
+      if (event.ends) {
+        if (block_of[event.allocation] >= 0) blocks_[block_of[event.allocation]].spans[0].second = time_;
+        continue;
+      }
+      places.push_back({.bytes = event.bytes});
+      const auto made =
+          std::find(operation.makes_allocation.begin(), operation.makes_allocation.end(), event.allocation);
+      const int storage =
+          made == operation.makes_allocation.end() ? -1 : operation.makes[made - operation.makes_allocation.begin()];
+      if (storage >= 0 && tensor_of_storage_[storage] >= 0) {
+        places.back().storage = storage;
+        block_of.push_back(-1);
+        continue;
+      }
+      block_of.push_back(static_cast<int>(blocks_.size()));
+      if (storage >= 0) block_of_storage_[storage] = block_of.back();
+      blocks_.push_back({.bytes = planned_bytes(event.bytes), .spans = {{time_, -1}}});
+      users_.emplace_back(index, static_cast<int>(places.size()) - 1);
+    }
+    ++time_;
+    // What the operation leaves behind without its being a storage of ours is held to the node's end.
+    for (const auto* list : {&operation.reads, &operation.writes, &operation.makes})
+      for (const int storage : *list)
+        if (block_of_storage_.contains(storage)) blocks_[block_of_storage_[storage]].spans[0].second = time_;
+  }
+
+  NodeMemory place() {
+    for (Block& block : blocks_)
+      if (block.spans[0].second < 0) block.spans[0].second = time_ + 1;
+    const Packing packing = pack(blocks_);
+    for (size_t b = 0; b < blocks_.size(); ++b)
+      memory_.places[users_[b].first][users_[b].second].workspace_offset = packing.offsets[b];
+    for (const auto& [storage, block] : block_of_storage_) memory_.local.emplace_back(storage, packing.offsets[block]);
+    memory_.workspace_bytes = packing.bytes;
+    return std::move(memory_);
+  }
+
+ private:
+  const std::vector<int>& tensor_of_storage_;
+  int time_ = 0;
+  std::vector<Block> blocks_;
+  std::vector<std::pair<int, int>> users_;  // of each block: operation, allocation
+  std::map<int, int> block_of_storage_;
+  NodeMemory memory_;
+};
+
 }  // namespace
 
 StepGraph graph_of(const CapturedStep& step) { return Builder(step).build(); }
+
+NodeMemory place_allocations(std::span<const CapturedOperation> operations, const std::vector<int>& tensor_of_storage) {
+  WorkspaceBlocks blocks(tensor_of_storage);
+  for (const CapturedOperation& operation : operations) blocks.add(operation);
+  return blocks.place();
+}
+
+NodeRun run_of(const CapturedStep& step, const StepNode& node, int algorithm) {
+  if (algorithm > 0) return {node.variants[algorithm - 1].operations, node.variants[algorithm - 1].memory};
+  return {std::span(step.operations).subspan(node.first, node.last - node.first), node.memory};
+}
 
 }  // namespace dovetail::plan

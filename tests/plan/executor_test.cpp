@@ -310,7 +310,7 @@ TEST_F(ExecutedPlan, WhatIsTooSmallToBeOffloadedMayNotStartOnTheHost) {
 }
 
 TEST_F(ExecutedPlan, AnotherShapeIsAnError) {
-  graph_.nodes[0].places[0][0].bytes += 4;
+  graph_.nodes[0].memory.places[0][0].bytes += 4;
   Executor executor(captured_, graph_, plan_, {});
   EXPECT_THAT([&] { executor.run(); },
               testing::ThrowsMessage<UserError>(testing::HasSubstr("its shapes are not those of the captured step")));

@@ -1,0 +1,161 @@
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dovetail/ops/convolution.h"
+#include "dovetail/plan/capture.h"
+
+namespace dovetail::plan {
+
+/// What a layer's convolution runs by: names as plan/algorithms.h gives them.
+struct LayerAlgorithms {
+  std::string forward = "aten", backward = "aten";
+};
+
+/// A convolution by the algorithms that it is told, eagerly, with autograd.
+class ConvolutionBy : public torch::autograd::Function<ConvolutionBy> {
+ public:
+  /// Autograd takes no undefined tensor: without a bias `given` is any tensor, and not used.
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& given, bool has_bias, int64_t stride, int64_t padding,
+                            const std::string& by, const std::string& back_by) {
+    context->save_for_backward({x, weight});
+    context->saved_data["stride"] = stride;
+    context->saved_data["padding"] = padding;
+    context->saved_data["bias"] = has_bias;
+    context->saved_data["data"] = x.requires_grad();
+    context->saved_data["back_by"] = back_by;
+    const at::Tensor bias = has_bias ? given : at::Tensor();
+    if (by == "aten")
+      return at::convolution(x, weight, bias, {stride, stride}, {padding, padding}, {1, 1}, false, {0, 0}, 1);
+    return convolution(x, weight, bias, options(stride, padding, by));
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1], &dy = gradients[0];
+    auto& data = context->saved_data;
+    const int64_t stride = data["stride"].toInt(), padding = data["padding"].toInt();
+    const bool bias = data["bias"].toBool(), to_data = data["data"].toBool();
+    const std::string by = data["back_by"].toStringRef();
+    const auto aten = [&](std::array<bool, 3> mask) {
+      return at::convolution_backward(dy, x, weight, {{weight.size(0)}}, {stride, stride}, {padding, padding}, {1, 1},
+                                      false, {0, 0}, 1, mask);
+    };
+    torch::autograd::variable_list out(8);
+    if (by == "aten") {
+      std::tie(out[0], out[1], out[2]) = aten({to_data, true, bias});
+      return out;
+    }
+    const size_t comma = by.find(", ");
+    const std::string data_by = by.substr(0, comma), weight_by = to_data ? by.substr(comma + 2) : by;
+    if (to_data)
+      out[0] = data_by == "aten" ? std::get<0>(aten({true, false, false}))
+                                 : convolution_backward_data(dy, weight, x.sizes(), options(stride, padding, data_by));
+    if (weight_by == "aten") {
+      std::tie(std::ignore, out[1], out[2]) = aten({false, true, bias});
+    } else {
+      auto made = convolution_backward_weight(dy, x, weight.sizes(), options(stride, padding, weight_by));
+      out[1] = made.weight;
+      if (bias) out[2] = made.bias;
+    }
+    return out;
+  }
+
+ private:
+  static ConvolutionOptions options(int64_t stride, int64_t padding, const std::string& by) {
+    return {.stride = {stride, stride}, .padding = {padding, padding}, .algorithm = convolution_algorithm(by)};
+  }
+};
+
+/// A step of a small convolutional network, with momentum, whose convolutions are ATen's or, eagerly, others.
+class ConvStep {
+ public:
+  static constexpr int kLayers = 4;
+  using Algorithms = std::array<LayerAlgorithms, kLayers>;
+
+  ConvStep() {
+    at::manual_seed(1);
+    const auto parameter = [&](const std::string& name, at::IntArrayRef sizes, double scale) {
+      parameters_.emplace_back(name, (at::randn(sizes) * scale).requires_grad_());
+      state_.emplace_back(name + ".momentum", at::zeros(sizes));
+    };
+    for (int i = 0; i < kLayers; ++i) {
+      const auto& [in, out, kernel, stride, padding, bias] = kShapes[i];
+      const std::string name = "conv" + std::to_string(i + 1);
+      parameter(name + ".weight", {out, in, kernel, kernel}, 0.2);
+      if (bias) parameter(name + ".bias", {out}, 0.1);
+    }
+    parameter("head.weight", {10, 8 * 6 * 6}, 0.1);
+    images_ = at::randn({8, 3, 24, 24});
+    targets_ = at::randint(0, 10, {8});
+  }
+
+  /// Without algorithms: as it is captured.
+  std::vector<at::Tensor> operator()(const Algorithms* by = nullptr) {
+    for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
+    at::Tensor x = images_;
+    auto next = parameters_.begin();
+    for (int i = 0; i < kLayers; ++i) {
+      const auto& [in, out, kernel, stride, padding, bias] = kShapes[i];
+      const at::Tensor weight = (next++)->second, b = bias ? (next++)->second : at::Tensor();
+      x = by == nullptr ? at::conv2d(x, weight, b, stride, padding)
+                        : ConvolutionBy::apply(x, weight, bias ? b : weight, bias, stride, padding, (*by)[i].forward,
+                                               (*by)[i].backward);
+      x = i % 2 == 0 ? x.relu_() : x.relu();
+      if (i == 1) x = at::max_pool2d(x, 2);
+    }
+    const at::Tensor loss = at::cross_entropy_loss(at::linear(x.flatten(1), next->second), targets_);
+    torch::autograd::backward({loss}, {});
+    const at::NoGradGuard no_grad;
+    for (size_t p = 0; p < parameters_.size(); ++p) {
+      state_[p].second.mul_(0.9).add_(parameters_[p].second.grad());
+      parameters_[p].second.add_(state_[p].second, -0.02);
+    }
+    return {loss.detach()};
+  }
+
+  StepTensors tensors() const {
+    return {.inputs = {{"images", images_}, {"targets", targets_}}, .parameters = parameters_, .state = state_};
+  }
+
+  void new_batch(uint64_t step) {
+    auto generator = at::detail::createCPUGenerator(step);
+    images_.copy_(at::randn(images_.sizes(), generator));
+    targets_.copy_(at::randint(0, 10, targets_.sizes(), generator));
+  }
+
+  std::vector<at::Tensor> values() const {
+    std::vector<at::Tensor> out;
+    for (const auto* list : {&parameters_, &state_})
+      for (const auto& [name, tensor] : *list) out.push_back(tensor.detach().clone());
+    return out;
+  }
+  void set(const std::vector<at::Tensor>& values) {
+    size_t i = 0;
+    for (const auto* list : {&parameters_, &state_})
+      for (const auto& [name, tensor] : *list) tensor.detach().copy_(values[i++]);
+  }
+
+ private:
+  struct Shape {
+    int64_t in, out, kernel, stride, padding;
+    bool bias;
+  };
+  static constexpr std::array<Shape, kLayers> kShapes = {
+      {{3, 16, 3, 1, 1, true}, {16, 24, 3, 1, 1, false}, {24, 16, 3, 2, 1, true}, {16, 8, 1, 1, 0, true}}};
+
+  std::vector<std::pair<std::string, at::Tensor>> parameters_, state_;
+  at::Tensor images_, targets_;
+};
+
+}  // namespace dovetail::plan
