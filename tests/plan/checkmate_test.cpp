@@ -82,6 +82,21 @@ TEST(Checkmate, StagesOfAPlanAreAPointOfTheProgramIfTheyFit) {
   EXPECT_GE(points, 50);
 }
 
+TEST(Checkmate, NothingRunsAgainOnceWhatItReadsHasChanged) {
+  Graph graph;
+  graph.tensors = {
+      {.id = "w", .bytes = 1, .kind = TensorKind::kParam}, {.id = "a", .bytes = 1}, {.id = "b", .bytes = 1}};
+  const std::vector<Algorithm> only = {{"only", 1, 0}};
+  graph.nodes = {{.name = "f", .inputs = {0}, .outputs = {1}, .algorithms = only},
+                 {.name = "update", .mutates = {0}, .algorithms = only},
+                 {.name = "g", .inputs = {1}, .outputs = {2}, .algorithms = only}};
+  EXPECT_TRUE(StageGraph(graph).may_run(1, 0));  // before the update, in its stage
+  EXPECT_FALSE(StageGraph(graph).may_run(2, 0));
+  EXPECT_FALSE(StageGraph(graph).may_run(2, 1));
+  graph.nodes[1].mutates.clear();
+  EXPECT_TRUE(StageGraph(graph).may_run(2, 0));
+}
+
 /// A chain of `layers` layers of one unit of memory and time each, as Chen et al. count it.
 Graph chain(int layers) {
   Graph graph;
