@@ -14,6 +14,7 @@
 #include "dovetail/cli/plan_output.h"
 #include "dovetail/plan/budget.h"
 #include "dovetail/plan/fit.h"
+#include "dovetail/plan/joint.h"
 #include "dovetail/plan/profile.h"
 #include "dovetail/plan/solve.h"
 
@@ -143,7 +144,8 @@ class PlanCommand : public Command {
     if (graph.budget_bytes < floor.bytes)
       throw plan::below_floor(graph, floor, request_.budget.empty() ? "budget_bytes" : "--budget",
                               "raise the budget, lower the batch, or allow more techniques");
-    const plan::Solution made = plan::solve(graph, options());
+    const plan::JointSolution joint = plan::solve_jointly(graph, options());
+    const plan::Solution& made = joint.solution;
     plan::Plan plan = made.schedule.plan;
     const plan::Timeline& timeline = made.schedule.timeline;
     plan.claimed_peak_bytes = timeline.peak_bytes;
@@ -160,7 +162,8 @@ class PlanCommand : public Command {
                    {"floor_bytes", floor.bytes},
                    {"peak_bytes", timeline.peak_bytes},
                    {"makespan_s", timeline.makespan_s},
-                   {"bound_s", made.bound_s},
+                   {"bound_s", joint.report.bound_s},
+                   {"gap", joint.report.gap},
                    {"again", timeline.again},
                    {"starts_on_host", {{"tensors", plan.starts_on_host.size()}, {"bytes", bytes_on_host}}},
                    {"solve_s", made.seconds},
@@ -172,8 +175,8 @@ class PlanCommand : public Command {
     print(fmt::format("{} nodes, {} tensors; with everything kept {} MiB; floor {} MiB; budget {} MiB\n",
                       graph.nodes.size(), graph.tensors.size(), mib(kept.peak_bytes), mib(floor.bytes),
                       mib(graph.budget_bytes)));
-    print(fmt::format("solved in {:.1f} s{}\n\n", made.seconds,
-                      made.complete ? "" : " (the time limit; --time-limit gives it more)"));
+    print(fmt::format("solved in {:.1f} s: within {:.2g} % of the fastest plan that there can be{}\n\n", made.seconds,
+                      100 * joint.report.gap, made.complete ? "" : " (--time-limit gives the search more)"));
     say_outcome(outcome, graph);
     if (!plan.starts_on_host.empty())
       print(

@@ -9,14 +9,14 @@ namespace dovetail::plan {
 namespace {
 
 constexpr int64_t kNoBudget = std::numeric_limits<int64_t>::max() / 4;
-constexpr int kSmall = 64;    // stages; above, the program leaves out what is rarely of use
-constexpr int kRunDepth = 8;  // of runs again for the sake of others
+constexpr int kSmall = 64;    // stages; above, the program is looser
+constexpr int kRunDepth = 6;  // of runs again for the sake of others
 
-/// Stages back from `last` to `first` as segments: eight of one stage, then longer ones.
-std::vector<std::pair<int, int>> segments(int first, int last) {
+/// Stages back from `last` to `first` as segments: `single` of one stage, then longer ones.
+std::vector<std::pair<int, int>> segments(int first, int last, size_t single) {
   std::vector<std::pair<int, int>> out;
   for (int length = 1; last >= first; last -= length) {
-    if (out.size() >= 8) length = 1 << (out.size() / 2 - 3);
+    if (out.size() >= single) length = 1 << ((out.size() - single) / 2 + 1);
     out.emplace_back(std::max(first, last - length + 1), last);
   }
   return out;
@@ -41,8 +41,8 @@ JointProgram::JointProgram(const Graph& graph, const Scheduler& scheduler, const
       unit_bytes_(static_cast<double>(graph.budget_bytes) / kUnits),
       stages_(static_cast<int>(graph.nodes.size())),
       columns_(scheduler.gaps().size()) {
-  find_tight_stages();
   find_bytes_at_start();
+  find_tight_stages();
   add_clocks();
   add_algorithms();
   add_gaps();
@@ -74,6 +74,31 @@ void JointProgram::find_tight_stages() {
     for (const Algorithm& algorithm : node.algorithms) most = std::max(most, algorithm.workspace_bytes);
     kept_bytes_.push_back(kept->slot_bytes[n] - node.algorithms[0].workspace_bytes);
     tight_.push_back(kept_bytes_.back() + most > graph_.budget_bytes);
+  }
+  leave_out_the_smallest();
+}
+
+/// Many columns for little memory.
+void JointProgram::leave_out_the_smallest() {
+  constexpr int64_t kPart = 1000;  // of the budget
+  left_out_.resize(gaps_.size());
+  if (stages_ <= kSmall) return;
+  std::vector<std::pair<int64_t, int>> sizes;
+  for (size_t g = 0; g < gaps_.size(); ++g) {
+    const int64_t size = graph_.tensors[gaps_[g].tensor].bytes;
+    if (size >= options_.least_bytes) sizes.emplace_back(size, static_cast<int>(g));
+  }
+  std::sort(sizes.begin(), sizes.end());
+  int64_t left = graph_.budget_bytes / kPart;
+  for (const auto& [size, g] : sizes) {
+    left -= size;
+    if (left < 0) return;
+    left_out_[g] = true;
+    if (gaps_[g].wraps) bytes_at_start_ -= size;
+    // Before its first use a tensor that wraps has two gaps.
+    if (gaps_[g].from < 0 && !gaps_[g].wraps && scheduler_.wrapped_gap(gaps_[g].tensor) >= 0) continue;
+    for (int n = 0; n < stages_; ++n)
+      if (covers(g, n)) kept_bytes_[n] -= size;
   }
 }
 
@@ -131,7 +156,7 @@ void JointProgram::add_gaps() {
   for (size_t g = 0; g < gaps_.size(); ++g) {
     GapColumns& gap = columns_[g];
     const GraphTensor& tensor = graph_.tensors[gaps_[g].tensor];
-    if (tensor.bytes < options_.least_bytes) continue;
+    if (tensor.bytes < options_.least_bytes || left_out_[g]) continue;
     if (gaps_[g].wraps && !(options_.offload && options_.across_steps)) continue;
     // What starts on the host saves the copy of any other gap.
     const auto together = gaps_[g].wraps ? scheduler_.gaps_of_[gaps_[g].tensor] : std::vector{static_cast<int>(g)};
@@ -152,8 +177,9 @@ void JointProgram::add_gaps() {
 
 void JointProgram::add_slots(int g) {
   GapColumns& gap = columns_[g];
+  const size_t single = stages_ > kSmall ? 4 : 8;
   Entries fetched = {{gap.host, -1}};
-  for (const auto& [first, last] : segments(first_fetch(g), gaps_[g].to)) {
+  for (const auto& [first, last] : segments(first_fetch(g), gaps_[g].to, single)) {
     gap.fetches.push_back({first, last, binary()});
     fetched.emplace_back(gap.fetches.back().column, 1);
   }
@@ -163,7 +189,7 @@ void JointProgram::add_slots(int g) {
   for (int n = gaps_[g].from + 1; n < (gaps_[g].wraps ? stages_ : gaps_[g].to); ++n)
     if (tight_[n]) tight.push_back(n);
   int later = gap.host;
-  const auto all = segments(0, static_cast<int>(tight.size()) - 1);
+  const auto all = segments(0, static_cast<int>(tight.size()) - 1, single);
   for (const auto& segment : all) {  // mirrored: the short ones come first
     const int n = tight[tight.size() - 1 - static_cast<size_t>(segment.first)];
     gap.ended[n] = binary();
@@ -230,8 +256,8 @@ bool JointProgram::add_run(int node, int stage, int depth) {
   if (runs_.contains({stage, node})) return true;
   if (!may_run(node, stage)) return false;
   if (stages_ > kSmall && depth > kRunDepth) {
-    cut_short_ = true;
-    return false;
+    free_runs_.insert({stage, node});
+    return true;
   }
   for (const int t : scheduler_.reads_[node]) {
     const int gap = gap_at(t, stage);
@@ -285,6 +311,7 @@ void JointProgram::add_inputs_of_runs() {
     for (const int t : scheduler_.reads_[node]) {
       const auto of_input = runs_.find({stage, scheduler_.producer_[t]});
       const int g = gap_at(t, stage);
+      if (of_input == runs_.end() && free_runs_.contains({stage, scheduler_.producer_[t]})) continue;
       if (!present(t, stage)) at_least({{of_input->second, 1}, {run, -1}}, 0);
       if (g < 0 || !columns_[g].moves) continue;
       GapColumns& gap = columns_[g];

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -22,9 +23,11 @@ namespace dovetail::plan {
 ///
 /// Every row is a condition that the schedule of any decisions meets: memory at the start of each node, of each run
 /// again and around each codec; what is run again finds its inputs; the streams do not do two copies at once. So the
-/// program is a relaxation: point() of a schedule is feasible, and no schedule is faster than the least objective.
-/// Random schedules bear that out, and do not prove it. It is not the scheduler itself, which may need longer for the
-/// same decisions.
+/// program is a relaxation: point() of a schedule is feasible, and no schedule is expected to take less (expected_s)
+/// than the least objective. Random schedules bear that out, and do not prove it. It is not the scheduler itself, which
+/// may need longer for the same decisions. In large steps it is looser still: what is made again finds for nothing what
+/// it depends on through more than a few others, and the smallest storages, together less than a thousandth of the
+/// budget, take no memory between their uses.
 class JointProgram {
  public:
   /// Only schedules of at most `longest_s` count. `scheduler` must outlive this and be of `graph`.
@@ -35,15 +38,12 @@ class JointProgram {
   /// Seconds of an objective.
   double seconds(double objective) const { return objective * unit_s_; }
   double objective(double seconds) const { return seconds / unit_s_; }
-  /// Whether runs again were left out, because they depend on too many others: then it relaxes all other schedules.
-  bool cut_short() const { return cut_short_; }
 
   /// Whether a gap covers a stage at which not everything fits, or wraps and is of use to others of its tensor; else it
   /// stays resident here.
   bool moves(int gap) const { return columns_[gap].moves; }
   Decisions decisions(const std::vector<double>& values) const;
-  /// The values that a schedule has in the program; feasible if what does not move here is resident there, and if the
-  /// program is not cut short.
+  /// The values that a schedule has in the program; feasible if what does not move here is resident there.
   std::vector<double> point(const Decisions& decisions, const Schedule& schedule) const;
   /// From now on these decisions are not a solution.
   void exclude(const Decisions& decisions);
@@ -100,6 +100,7 @@ class JointProgram {
 
   void find_tight_stages();
   void find_bytes_at_start();
+  void leave_out_the_smallest();
   void add_clocks();
   void add_algorithms();
   void add_gaps();
@@ -131,10 +132,10 @@ class JointProgram {
   const std::vector<Gap>& gaps_;
   const SolveOptions& options_;
   const double longest_s_, unit_s_, unit_bytes_;
-  bool cut_short_ = false;
   LinearProgram program_;
   int stages_ = 0, end_ = -1;
   std::vector<double> soonest_s_;         // of each stage, by the fastest algorithms
+  std::vector<bool> left_out_;            // of each gap: its tensor takes no memory in it
   std::vector<int64_t> kept_bytes_;       // of each stage, if nothing leaves, without workspace
   int64_t bytes_at_start_ = 0;            // if nothing starts on the host
   std::vector<bool> tight_;               // if the largest workspaces do not fit then
@@ -145,6 +146,7 @@ class JointProgram {
   std::vector<Job> jobs_;
   std::map<std::pair<int, int>, int> runs_;   // stage, node: the node runs again
   std::map<std::pair<int, int>, int> run_s_;  // its seconds, where there is a choice
+  std::set<std::pair<int, int>> free_runs_;   // the same without a column: at no cost
 };
 
 }  // namespace dovetail::plan

@@ -139,6 +139,13 @@ void JointProgram::add_offload_stream() {
     for (const Slot& slot : columns_[g].fetches) both.emplace_back(slot.column, -time(fetch_s));
     for (const auto& [stage, column] : columns_[g].fetch_aside) both.emplace_back(column, -time(fetch_s));
   }
+  // What computing falls behind during copies is expected beside the step's end.
+  for (const Job& job : jobs_) program_.cost[job.column] += graph_.bandwidth.slowdown * time(to_host_s(job.tensor));
+  for (size_t g = 0; g < gaps_.size(); ++g) {
+    const double cost = graph_.bandwidth.slowdown * time(to_device_s(gaps_[g].tensor));
+    for (const Slot& slot : columns_[g].fetches) program_.cost[slot.column] += cost;
+    for (const auto& [stage, column] : columns_[g].fetch_aside) program_.cost[column] += cost;
+  }
   if (!jobs_.empty()) at_least({{end_, 1}, {jobs_.back().end, -1}}, 0);
   if (!graph_.bandwidth.duplex) at_least(std::move(both), 0);
 }

@@ -16,10 +16,13 @@ PlacedSolution solve_placed(const Graph& graph, const SolveOptions& options) {
   Graph within = graph;
   SolveOptions next = options;
   int64_t least_bytes = 0;
+  double bound_s = 0;
   for (int i = 0; i < kTimes; ++i) {
     // What is left serves this time and one more.
     next.time_limit_s = std::max((deadline_s - now_seconds()) / (i + 1 < kTimes ? 2 : 1), 0.01);
-    PlacedSolution made{.solution = solve(within, next), .layout = {}};
+    JointSolution joint = solve_jointly(within, next);
+    if (i == 0) bound_s = joint.report.bound_s;
+    PlacedSolution made{.solution = std::move(joint.solution), .bound_s = bound_s, .layout = {}};
     made.layout = lay_out(graph, made.solution.schedule.plan, made.solution.schedule.timeline);
     made.solution.seconds = now_seconds() - started_s;
     const int64_t bytes = made.layout.bytes + graph.base_bytes;

@@ -1,18 +1,19 @@
 #pragma once
 
+#include "dovetail/plan/joint.h"
 #include "dovetail/plan/layout.h"
-#include "dovetail/plan/solve.h"
 
 namespace dovetail::plan {
 
 struct PlacedSolution {
   Solution solution;
+  double bound_s = 0;  ///< JointReport::bound_s, of the budget that was asked for
   Layout layout;
 };
 
 /// A plan whose places and base bytes all lie within `graph.budget_bytes`. What a plan holds at a time may be less than
-/// the memory that its places span, where they leave gaps between them: then `solve` is asked for less, up to five
-/// times. The time limit holds for all. UserError as `solve`.
+/// the memory that its places span, where they leave gaps between them: then `solve_jointly` is asked for less, up to
+/// five times. The time limit holds for all. UserError as `solve`.
 PlacedSolution solve_placed(const Graph& graph, const SolveOptions& options);
 
 }  // namespace dovetail::plan

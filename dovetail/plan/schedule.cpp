@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "dovetail/base/error.h"
@@ -15,8 +16,15 @@ namespace {
 constexpr std::array<std::string_view, 5> kKeepNames = {"kept", "offloaded", "recomputed", "recomputed early",
                                                         "compressed"};
 
+constexpr size_t kRuns = 16;  // of each node, on average, at most
+
 bool contains(const std::vector<int>& list, int value) {
   return std::find(list.begin(), list.end(), value) != list.end();
+}
+
+Graph without_budget(Graph graph) {
+  graph.budget_bytes = std::numeric_limits<int64_t>::max() / 2;
+  return graph;
 }
 
 /// Bytes held over time, as far as is known.
@@ -68,6 +76,9 @@ class Walk {
         gap_of_(graph_.tensors.size(), -1),
         version_(graph_.tensors.size()) {
     for (const Gap& gap : s_.gaps_) needed_at_.push_back(gap.to);
+    for (size_t g = 0; g < fetch_at.size(); ++g)
+      if (decisions.gaps[g] == Keep::kHost) to_fetch_.emplace_back(fetch_at[g], static_cast<int>(g));
+    std::sort(to_fetch_.begin(), to_fetch_.end());
     schedule_.slot_bytes.assign(graph_.nodes.size(), 0);
     schedule_.settled_bytes = schedule_.slot_bytes;
     charge(0, graph_.base_bytes);
@@ -92,7 +103,7 @@ class Walk {
     for (const int gap : s_.gaps_from_[0])
       if (!leave(gap)) return false;
     for (at_ = 0; at_ < static_cast<int>(graph_.nodes.size()); ++at_) {
-      if (!fetch_early()) return false;
+      fetch_early();
       for (const int t : s_.reads_[at_])
         if (!bring(t, at_)) return false;
       for (const int t : graph_.nodes[at_].mutates) drop_copies(graph_.root(t));
@@ -162,6 +173,7 @@ class Walk {
   }
 
   bool compute(int n) {
+    if (++runs_ > kRuns * graph_.nodes.size()) return fail(0);
     const GraphNode& node = graph_.nodes[n];
     const int algorithm = decisions_.algorithms[n];
     const Algorithm& how = node.algorithms[algorithm];
@@ -315,18 +327,19 @@ class Walk {
     return gap_of_[t] >= 0 && decisions_.gaps[gap_of_[t]] == Keep::kAgainEarly;
   }
 
-  bool fetch_early() {
-    for (size_t t = 0; t < now_.size(); ++t) {
-      const int gap = gap_of_[t];
-      if (gap >= 0 && !now_[t].resident && now_[t].on_host && fetch_at_[gap] <= at_ &&
-          decisions_.gaps[gap] == Keep::kHost)
-        waiting_.emplace_back(s_.gaps_[gap].to, static_cast<int>(t));
+  void fetch_early() {
+    for (; fetched_ < to_fetch_.size() && to_fetch_[fetched_].first <= at_; ++fetched_) {
+      const Gap& gap = s_.gaps_[to_fetch_[fetched_].second];
+      waiting_.emplace(gap.to, gap.tensor);
     }
-    std::sort(waiting_.begin(), waiting_.end());
-    for (const auto& [to, t] : waiting_)
+    waiting_.erase(waiting_.begin(), waiting_.lower_bound({at_, -1}));
+    for (const auto& [to, t] : waiting_) {
+      const int gap = gap_of_[t];
+      if (gap < 0 || now_[t].resident || !now_[t].on_host || fetch_at_[gap] > at_ ||
+          decisions_.gaps[gap] != Keep::kHost)
+        continue;
       if (!fetch(t, false)) break;
-    waiting_.clear();
-    return true;
+    }
   }
 
   void drop_copies(int t) {
@@ -398,12 +411,15 @@ class Walk {
   const Graph& graph_;
   const Decisions& decisions_;
   const std::vector<int>& fetch_at_;
+  std::vector<std::pair<int, int>> to_fetch_;  // node from which on, and gap
+  size_t fetched_ = 0;                         // of these: waiting_ has been told
+  size_t runs_ = 0;
   const int64_t budget_;
   std::vector<Now> now_;
-  std::vector<int> gap_of_;   // of each tensor: the gap that it is in, away from the device
-  std::vector<int> version_;  // of each tensor: 1 + the node that wrote it last, 0: none
-  std::vector<std::pair<int, int>> waiting_;
-  std::vector<int> leaving_;  // offloads whose tensors are freed when they end
+  std::vector<int> gap_of_;                // of each tensor: the gap that it is in, away from the device
+  std::vector<int> version_;               // of each tensor: 1 + the node that wrote it last, 0: none
+  std::set<std::pair<int, int>> waiting_;  // to be fetched from now on: the end of the gap, and the tensor
+  std::vector<int> leaving_;               // offloads whose tensors are freed when they end
   std::vector<int> needed_at_;
   std::vector<double> ends_;
   double compute_free_s_ = 0, to_host_free_s_ = 0, to_device_free_s_ = 0;
@@ -443,6 +459,7 @@ std::vector<Gap> find_gaps(const Graph& graph) {
 
 Scheduler::Scheduler(const Graph& graph)
     : graph_(graph),
+      unlimited_(without_budget(graph)),
       gaps_(find_gaps(graph)),
       gaps_from_(graph.nodes.size() + 1),
       gaps_of_(graph.tensors.size()),
@@ -537,9 +554,9 @@ std::optional<Schedule> Scheduler::schedule(const Decisions& decisions, int64_t 
   // All are plans; fetching early is the faster one but for what it may make others wait.
   const auto offer = [&](Walk& walk) {
     Schedule made = std::move(walk.schedule());
-    Graph within = graph_;
-    within.budget_bytes = budget_bytes;
-    made.timeline = check(within, made.plan);
+    made.timeline = check(unlimited_, made.plan);
+    DOVETAIL_CHECK(made.timeline.peak_bytes <= budget_bytes, "a schedule of {} bytes for a budget of {}",
+                   made.timeline.peak_bytes, budget_bytes);
     made.expected_s = expected_s(graph_, made.plan, made.timeline);
     if (!out || made.expected_s < out->expected_s) out = std::move(made);
   };

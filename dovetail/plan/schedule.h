@@ -61,7 +61,8 @@ class Scheduler {
  public:
   explicit Scheduler(const Graph& graph);
   const std::vector<Gap>& gaps() const { return gaps_; }
-  /// Within `budget_bytes`, or nothing.
+  /// Within `budget_bytes`, or nothing; nothing either if nodes would run sixteen times and more on average, as those
+  /// do that are made again from what is made again.
   std::optional<Schedule> schedule(const Decisions& decisions, int64_t budget_bytes, Misfit* misfit = nullptr) const;
   /// Whether the node that made the tensor may run again.
   bool can_be_made_again(int gap) const;
@@ -77,6 +78,7 @@ class Scheduler {
   friend class Walk;
   friend class JointProgram;
   const Graph& graph_;
+  const Graph unlimited_;  // without a budget
   std::vector<Gap> gaps_;
   std::vector<std::vector<int>> gaps_from_;  // by node + 1
   std::vector<std::vector<int>> gaps_of_;    // of each tensor

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -36,10 +37,16 @@ Floor floor_of(const Graph& graph, const SolveOptions& options);
 /// A plan within `graph.budget_bytes`, found greedily: while memory exceeds the budget somewhere, the change that costs
 /// the least time for each byte over the budget that it removes; then every change is taken back, or exchanged for
 /// another, that makes the step faster. It is begun anew for several budgets up to the one asked for and for each
-/// technique alone, with and without what starts on the host, and the fastest plan is kept; nothing starts on the host
-/// that makes no plan faster there. Throws UserError below the floor, naming the node, and where the search finds no
-/// plan.
+/// technique alone, with and without what starts on the host, and the plan that is expected to take the least is kept;
+/// nothing starts on the host that makes no plan faster there. Equal gaps of repeated blocks are decided together
+/// before any alone. Throws UserError below the floor, naming the node, and where the search finds no plan.
 Solution solve(const Graph& graph, const SolveOptions& options);
+
+/// A plan for each of these budgets, which ascend, by `one`. No plan is expected to take longer than one for less
+/// memory: each search starts from the decisions of the one before, and its plan stays if it is the faster one.
+std::vector<Solution> solve_each(const Graph& graph, const SolveOptions& options,
+                                 const std::vector<int64_t>& budgets_bytes,
+                                 const std::function<Solution(const Graph&, const SolveOptions&)>& one = solve);
 
 /// The plan that changes of single decisions, and of pairs, lead to from these, each making the step faster; from
 /// decisions that do not fit, first greedily to some that do. Nothing if that finds no plan within the budget.

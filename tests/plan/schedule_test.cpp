@@ -192,5 +192,31 @@ TEST(Schedule, AnyDecisionsGiveAPlanThatIsValid) {
   EXPECT_GT(across, 500);
 }
 
+// Each reads the two before it: made again from what is made again, the last would run Fibonacci's number of times.
+TEST(Schedule, WhatIsMadeAgainFromWhatIsMadeAgainEndsSomewhere) {
+  constexpr int kNodes = 60;
+  Graph graph{.budget_bytes = int64_t{1} << 40};
+  graph.tensors = {{.id = "x", .bytes = 8, .kind = TensorKind::kInput}};
+  std::vector<int> made = {0, 0};
+  const auto add = [&](std::vector<int> inputs) {
+    const int out = static_cast<int>(graph.tensors.size());
+    graph.tensors.push_back({.id = fmt::format("a{}", out), .bytes = 8});
+    graph.nodes.push_back({.name = fmt::format("n{}", out), .inputs = std::move(inputs), .outputs = {out}});
+    graph.nodes.back().algorithms = {{"only", 1, 0}};
+    return out;
+  };
+  for (int i = 0; i < kNodes; ++i) made.push_back(add({made[i], made[i + 1]}));
+  for (int i = kNodes + 1; i > 1; --i) add({made[i]});
+  const Scheduler scheduler(graph);
+  const auto schedule = [&](Keep keep) {
+    return scheduler.schedule({.gaps = std::vector<Keep>(scheduler.gaps().size(), keep),
+                               .codec = std::vector<int>(scheduler.gaps().size()),
+                               .algorithms = std::vector<int>(graph.nodes.size())},
+                              graph.budget_bytes);
+  };
+  EXPECT_FALSE(schedule(Keep::kAgain).has_value());
+  EXPECT_TRUE(schedule(Keep::kResident).has_value());
+}
+
 }  // namespace
 }  // namespace dovetail::plan

@@ -92,6 +92,42 @@ TEST(Solve, MoreMemoryAndMoreTechniquesAreNeverSlower) {
   }
 }
 
+TEST(Solve, NoPlanIsExpectedToTakeLongerThanOneForLessMemory) {
+  constexpr int kBudgets = 20;
+  Random random(15);
+  int falls = 0;
+  for (int round = 0; round < 6; ++round) {
+    Graph graph = random_step(random, 3 + round % 3);
+    if (round % 2 == 0) add_state(random, graph);
+    const int64_t floor = floor_of(graph, {}).bytes, all = keep_all_peak(graph);
+    std::vector<int64_t> budgets;
+    for (int i = 1; i <= kBudgets; ++i) budgets.push_back(floor + (all - floor) * i / kBudgets);
+    budgets.back() = int64_t{1} << 40;  // with every workspace
+    const auto without_error = [](const Graph& within, const SolveOptions& options) {
+      try {
+        return solve(within, options);
+      } catch (const UserError&) {  // just above the floor no plan may be found
+        Solution none;
+        none.schedule.expected_s = std::numeric_limits<double>::infinity();
+        return none;
+      }
+    };
+    SolveOptions options{.time_limit_s = 0.2};
+    const std::vector<Solution> made = solve_each(graph, options, budgets, without_error);
+    ASSERT_EQ(made.size(), budgets.size());
+    for (size_t i = 0; i < made.size(); ++i) {
+      const double before_s = i > 0 ? made[i - 1].schedule.expected_s : std::numeric_limits<double>::infinity();
+      EXPECT_LE(made[i].schedule.expected_s, before_s);
+      falls += made[i].schedule.expected_s < before_s ? 1 : 0;
+      if (made[i].schedule.plan.actions.empty()) continue;
+      graph.budget_bytes = budgets[i];
+      EXPECT_DOUBLE_EQ(check(graph, made[i].schedule.plan).makespan_s, made[i].schedule.timeline.makespan_s);
+    }
+    EXPECT_DOUBLE_EQ(made.back().schedule.expected_s, made.back().bound_s);  // all fits
+  }
+  EXPECT_GE(falls, 20);
+}
+
 // Adam's two moments of each parameter, all resident, are more than all that a layer computes with.
 TEST(Solve, ParametersAndStateMayTakeMoreThanTheDeviceHas) {
   Graph graph{.budget_bytes = int64_t{1} << 40};

@@ -1,0 +1,367 @@
+#include "dovetail/plan/search.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <map>
+#include <string>
+#include <tuple>
+
+#include "dovetail/base/trace.h"
+
+namespace dovetail::plan {
+namespace {
+
+constexpr int64_t kNoBudget = std::numeric_limits<int64_t>::max() / 4;
+constexpr double kFaster = 1 - 1e-9;  // of an expected time: what counts as faster
+
+/// What a node is in its layer, the same in each of several blocks: "blocks.#.ffn aten::add 4".
+std::vector<std::string> roles_of(const Graph& graph) {
+  std::vector<std::string> out;
+  int in_layer = 0;
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const GraphNode& node = graph.nodes[n];
+    in_layer = n > 0 && graph.nodes[n - 1].layer == node.layer ? in_layer + 1 : 0;
+    std::string layer = node.layer;
+    for (char& c : layer)
+      if (c >= '0' && c <= '9') c = '#';
+    out.push_back(fmt::format("{} {} {}", layer, node.name.substr(0, node.name.rfind(':')), in_layer));
+  }
+  return out;
+}
+
+/// Gaps of equal tensors between nodes of equal roles, which the blocks of a model repeat; those of two or more.
+std::vector<std::vector<int>> alike(const Graph& graph, const std::vector<Gap>& gaps) {
+  const std::vector<std::string> roles = roles_of(graph);
+  std::map<std::tuple<std::string, std::string, bool, int64_t>, std::vector<int>> found;
+  for (size_t g = 0; g < gaps.size(); ++g) {
+    const Gap& gap = gaps[g];
+    found[{gap.from < 0 ? "" : roles[gap.from], roles[gap.to], gap.wraps, graph.tensors[gap.tensor].bytes}].push_back(
+        static_cast<int>(g));
+  }
+  std::vector<std::vector<int>> out;
+  for (auto& [key, members] : found)
+    if (members.size() > 1) out.push_back(std::move(members));
+  return out;
+}
+
+int64_t excess_of(const Schedule& schedule, int64_t budget_bytes) {
+  int64_t out = 0;
+  for (const int64_t bytes : schedule.settled_bytes) out += std::max<int64_t>(bytes - budget_bytes, 0);
+  return out;
+}
+
+bool same(const Decisions& a, const Decisions& b) {
+  return a.gaps == b.gaps && a.codec == b.codec && a.algorithms == b.algorithms;
+}
+
+}  // namespace
+
+int fastest_algorithm(const GraphNode& node) {
+  const auto before = [](const Algorithm& a, const Algorithm& b) {
+    return std::pair(a.time_s, a.workspace_bytes) < std::pair(b.time_s, b.workspace_bytes);
+  };
+  return static_cast<int>(std::min_element(node.algorithms.begin(), node.algorithms.end(), before) -
+                          node.algorithms.begin());
+}
+
+double least_s(const Graph& graph) {
+  double out = 0;
+  for (const GraphNode& node : graph.nodes) out += node.algorithms[fastest_algorithm(node)].time_s;
+  return out;
+}
+
+bool may_be_offloaded(const Graph& graph, const Gap& gap, const SolveOptions& allowed) {
+  return allowed.offload && (allowed.across_steps || !gap.wraps) &&
+         graph.tensors[gap.tensor].bytes >= allowed.least_bytes;
+}
+
+Search::Search(const Graph& graph, const SolveOptions& options)
+    : graph_(graph),
+      options_(options),
+      scheduler_(graph),
+      alike_(alike(graph, scheduler_.gaps())),
+      started_s_(now_seconds()) {}
+
+bool Search::in_time() const { return in_time(1); }
+bool Search::in_time(double part) const { return now_seconds() < started_s_ + part * options_.time_limit_s; }
+
+Decisions Search::all_resident() const {
+  Decisions out{.gaps = std::vector<Keep>(scheduler_.gaps().size()),
+                .codec = std::vector<int>(scheduler_.gaps().size())};
+  for (const GraphNode& node : graph_.nodes) out.algorithms.push_back(fastest_algorithm(node));
+  return out;
+}
+
+Decisions Search::all_away(Keep keep, const SolveOptions& allowed) const {
+  Decisions out = all_resident();
+  for (size_t g = 0; g < out.gaps.size(); ++g) {
+    const auto possible = ways(static_cast<int>(g), allowed, false);
+    if (possible.empty()) continue;
+    const auto wanted =
+        std::find_if(possible.begin(), possible.end(), [&](const auto& way) { return way.first == keep; });
+    std::tie(out.gaps[g], out.codec[g]) = wanted == possible.end() ? possible.front() : *wanted;
+  }
+  for (size_t g = 0; g < out.gaps.size(); ++g)
+    if (scheduler_.is_moot(out, static_cast<int>(g))) out.gaps[g] = Keep::kResident;
+  for (size_t n = 0; n < graph_.nodes.size() && allowed.algorithms; ++n)
+    for (size_t a = 0; a < graph_.nodes[n].algorithms.size(); ++a)
+      if (graph_.nodes[n].algorithms[a].workspace_bytes < graph_.nodes[n].algorithms[out.algorithms[n]].workspace_bytes)
+        out.algorithms[n] = static_cast<int>(a);
+  return out;
+}
+
+bool Search::offer(const Decisions& decisions) {
+  auto made = scheduler_.schedule(decisions, graph_.budget_bytes);
+  if (!made) return false;
+  const bool known = std::any_of(candidates_.begin(), candidates_.end(),
+                                 [&](const Candidate& other) { return same(other.decisions, decisions); });
+  if (!known) candidates_.push_back({.decisions = decisions, .expected_s = made->expected_s});
+  if (!best_ || made->expected_s < best_->schedule.expected_s)
+    best_ = Solution{.decisions = decisions, .schedule = std::move(*made)};
+  return true;
+}
+
+void Search::offer(const Solution& solution) {
+  if (!best_ || solution.schedule.expected_s < best_->schedule.expected_s) best_ = solution;
+}
+
+void Search::descend(Decisions decisions, int64_t budget_bytes, const SolveOptions& allowed) {
+  auto now = scheduler_.schedule(decisions, kNoBudget);
+  int64_t excess = now ? excess_of(*now, budget_bytes) : 0;
+  bool together = !alike_.empty();  // as long as that helps
+  while (now && excess > 0 && in_time()) {
+    Decisions chosen;
+    std::array<double, 3> least = {2, 0, 0};
+    for (const auto& change : together ? changes_of_alike(decisions, in_the_way(*now, budget_bytes), allowed, false)
+                                       : changes(decisions, *now, budget_bytes, allowed)) {
+      Decisions changed = decisions;
+      change(changed);
+      const auto made = scheduler_.schedule(changed, kNoBudget);
+      if (!made) continue;
+      const auto gained = static_cast<double>(excess - excess_of(*made, budget_bytes));
+      const double cost_s = std::max(made->expected_s - now->expected_s, 0.0);
+      // What gains nothing by itself may with the next change: after all that gains, the least loss first.
+      const std::array<double, 3> rank = {gained > 0 ? 0.0 : 1.0, gained > 0 ? cost_s / gained : -gained, -gained};
+      if (rank < least) least = rank, chosen = std::move(changed);
+      if (!in_time()) break;
+    }
+    if (together && (chosen.gaps.empty() || least[0] > 0)) {
+      together = false;
+      continue;
+    }
+    if (chosen.gaps.empty()) return;
+    decisions = std::move(chosen);
+    now = scheduler_.schedule(decisions, kNoBudget);
+    excess = excess_of(*now, budget_bytes);
+  }
+  if (now) offer(decisions);
+}
+
+/// Whether the changed decisions are a faster plan, and then in the place of those before.
+bool Search::attempt(Candidate& from, Decisions changed) {
+  auto made = scheduler_.schedule(changed, graph_.budget_bytes);
+  if (!made || made->expected_s >= from.expected_s * kFaster) return false;
+  from = {.decisions = std::move(changed), .expected_s = made->expected_s};
+  if (!best_ || made->expected_s < best_->schedule.expected_s)
+    best_ = Solution{.decisions = from.decisions, .schedule = std::move(*made)};
+  return true;
+}
+
+bool Search::attempt_each(Candidate& from, const std::vector<Change>& changes) {
+  bool better = false;
+  for (const Change& change : changes) {
+    if (!in_time()) break;
+    Decisions changed = from.decisions;
+    change(changed);
+    better = attempt(from, std::move(changed)) || better;
+  }
+  return better;
+}
+
+void Search::improve(Candidate& candidate, bool pairs) {
+  bool better = true;
+  while (better && in_time()) {
+    better = attempt_each(candidate, changes_of_alike(candidate.decisions, alike_, options_, true)) ||
+             attempt_each(candidate, single_changes(candidate.decisions));
+    if (better || !pairs) continue;
+    // One change does not help: two at once, of which one may give the other its memory.
+    const auto all = single_changes(candidate.decisions);
+    for (size_t i = 0; i < all.size() && !better && in_time(); ++i)
+      for (size_t j = i + 1; j < all.size() && !better && in_time(); ++j) {
+        Decisions changed = candidate.decisions;
+        all[i](changed);
+        all[j](changed);
+        better = attempt(candidate, std::move(changed));
+      }
+  }
+}
+
+void Search::improve_all() {
+  const auto fastest_first = [&] {
+    std::stable_sort(candidates_.begin(), candidates_.end(),
+                     [](const Candidate& a, const Candidate& b) { return a.expected_s < b.expected_s; });
+  };
+  for (const bool pairs : {false, true}) {
+    fastest_first();
+    for (Candidate& candidate : candidates_) improve(candidate, pairs);
+  }
+  candidates_.clear();
+}
+
+void Search::keep_what_need_not_wrap() {
+  for (size_t g = 0; best_ && g < scheduler_.gaps().size(); ++g) {
+    if (!scheduler_.gaps()[g].wraps || best_->decisions.gaps[g] != Keep::kHost) continue;
+    Decisions changed = best_->decisions;
+    changed.gaps[g] = Keep::kResident;
+    auto made = scheduler_.schedule(changed, graph_.budget_bytes);
+    if (made && made->expected_s <= best_->schedule.expected_s)
+      best_ = Solution{.decisions = std::move(changed), .schedule = std::move(*made)};
+  }
+}
+
+void Search::wander(const std::function<bool()>& stop) {
+  constexpr int kSteps = 1000;       // of one walk away from the best plan and back
+  constexpr double kSlower = 0.004;  // at its begin, of the expected time
+  while (best_ && !stop()) {
+    Candidate now{.decisions = best_->decisions, .expected_s = best_->schedule.expected_s};
+    for (int step = 0; step < kSteps && !stop(); ++step) {
+      Decisions changed = now.decisions;
+      change_at_random(changed);
+      auto made = scheduler_.schedule(changed, graph_.budget_bytes);
+      const double slower = kSlower * (kSteps - step) / kSteps;
+      if (!made || made->expected_s > now.expected_s * (1 + slower)) continue;
+      now = {.decisions = std::move(changed), .expected_s = made->expected_s};
+      if (made->expected_s < best_->schedule.expected_s * kFaster)
+        best_ = Solution{.decisions = now.decisions, .schedule = std::move(*made)};
+    }
+  }
+}
+
+/// One decision in four times of ten, else two or three, or those of a part of some gaps that are alike.
+void Search::change_at_random(Decisions& decisions) {
+  const auto draw = [&](size_t below) { return static_cast<size_t>(random_() % below); };
+  const size_t gaps = decisions.gaps.size(), nodes = options_.algorithms ? graph_.nodes.size() : 0;
+  if (gaps + nodes == 0) return;
+  if (!alike_.empty() && draw(4) == 0) {
+    const std::vector<int>& some = alike_[draw(alike_.size())];
+    const auto possible = ways(some.front(), options_, true);
+    const auto way = possible[draw(possible.size())];
+    const size_t first = draw(some.size()), end = first + 1 + draw(some.size() - first);
+    for (size_t i = first; i < end; ++i)
+      if (!scheduler_.is_moot(decisions, some[i])) std::tie(decisions.gaps[some[i]], decisions.codec[some[i]]) = way;
+    return;
+  }
+  for (size_t left = std::array<size_t, 10>{1, 1, 1, 1, 2, 2, 2, 2, 3, 3}[draw(10)]; left > 0; --left) {
+    const size_t at = draw(gaps + nodes);
+    if (at >= gaps) {
+      decisions.algorithms[at - gaps] = static_cast<int>(draw(graph_.nodes[at - gaps].algorithms.size()));
+      continue;
+    }
+    const auto possible = ways(static_cast<int>(at), options_, true);
+    if (!scheduler_.is_moot(decisions, static_cast<int>(at)))
+      std::tie(decisions.gaps[at], decisions.codec[at]) = possible[draw(possible.size())];
+  }
+}
+
+/// Of the gaps that are alike those with the most bytes at nodes where there is not enough memory; a few dozen, for in
+/// large steps each change takes milliseconds to judge.
+std::vector<std::vector<int>> Search::in_the_way(const Schedule& now, int64_t budget_bytes) const {
+  constexpr size_t kMost = 40;
+  std::vector<int> over = {0};  // nodes without enough memory, before each
+  for (const int64_t bytes : now.settled_bytes) over.push_back(over.back() + (bytes > budget_bytes ? 1 : 0));
+  std::vector<std::pair<double, size_t>> found;
+  for (size_t i = 0; i < alike_.size(); ++i) {
+    double sum = 0;
+    for (const int g : alike_[i]) {
+      const Gap& gap = scheduler_.gaps()[g];
+      const int within = over[gap.to] - over[gap.from + 1];
+      sum += static_cast<double>(graph_.tensors[gap.tensor].bytes) *
+             (gap.wraps ? over.back() - over[gap.from + 1] + over[gap.to] : within);
+    }
+    if (sum > 0) found.emplace_back(-sum, i);
+  }
+  std::sort(found.begin(), found.end());
+  std::vector<std::vector<int>> out;
+  for (const auto& [sum, i] : found)
+    if (out.size() < kMost) out.push_back(alike_[i]);
+  return out;
+}
+
+/// What may become of a gap, with the codec of the packed ways.
+std::vector<std::pair<Keep, int>> Search::ways(int gap, const SolveOptions& allowed, bool resident) const {
+  std::vector<std::pair<Keep, int>> out;
+  const GraphTensor& tensor = graph_.tensors[scheduler_.gaps()[gap].tensor];
+  if (resident) out.emplace_back(Keep::kResident, 0);
+  if (tensor.bytes < allowed.least_bytes) return out;
+  if (may_be_offloaded(graph_, scheduler_.gaps()[gap], allowed)) out.emplace_back(Keep::kHost, 0);
+  if (allowed.recompute && scheduler_.can_be_made_again(gap)) {
+    out.emplace_back(Keep::kAgain, 0);
+    out.emplace_back(Keep::kAgainEarly, 0);
+  }
+  if (allowed.compress && !resident_at_start(tensor.kind))
+    for (size_t c = 0; c < graph_.codecs.size(); ++c)
+      if (tensor.lossy_ok || graph_.codecs[c].max_error == 0) out.emplace_back(Keep::kPacked, static_cast<int>(c));
+  return out;
+}
+
+/// Every other way for all gaps that are alike, and for the first half, quarter and so on of them; of `moved`, if not
+/// asked for, only those that are resident now, and only all or half.
+std::vector<Search::Change> Search::changes_of_alike(const Decisions& decisions,
+                                                     const std::vector<std::vector<int>>& alike,
+                                                     const SolveOptions& allowed, bool moved) const {
+  std::vector<Change> out;
+  for (const std::vector<int>& gaps : alike)
+    for (const auto& way : ways(gaps.front(), allowed, moved)) {
+      std::vector<int> others;
+      for (const int g : gaps)
+        if ((moved || decisions.gaps[g] == Keep::kResident) &&
+            way != std::pair(decisions.gaps[g], decisions.codec[g]) && !scheduler_.is_moot(decisions, g))
+          others.push_back(g);
+      for (size_t count = others.size(); count > 1 && (moved || 2 * count >= others.size() - 1); count /= 2)
+        out.emplace_back([way, some = std::vector(others.begin(), others.begin() + static_cast<int64_t>(count))](
+                             Decisions& changed) {
+          for (const int g : some) std::tie(changed.gaps[g], changed.codec[g]) = way;
+        });
+    }
+  return out;
+}
+
+/// Every other way for each gap, and every other algorithm for each node.
+std::vector<Search::Change> Search::single_changes(const Decisions& decisions) const {
+  std::vector<Change> out;
+  for (size_t g = 0; g < decisions.gaps.size(); ++g) {
+    if (scheduler_.is_moot(decisions, static_cast<int>(g))) continue;
+    for (const auto& way : ways(static_cast<int>(g), options_, true))
+      if (way != std::pair(decisions.gaps[g], decisions.codec[g]))
+        out.emplace_back([g, way](Decisions& changed) { std::tie(changed.gaps[g], changed.codec[g]) = way; });
+  }
+  for (size_t n = 0; n < graph_.nodes.size() && options_.algorithms; ++n)
+    for (int a = 0; a < static_cast<int>(graph_.nodes[n].algorithms.size()); ++a)
+      if (a != decisions.algorithms[n]) out.emplace_back([n, a](Decisions& changed) { changed.algorithms[n] = a; });
+  return out;
+}
+
+/// Changes that give memory back at the slot that is furthest over the budget.
+std::vector<Search::Change> Search::changes(const Decisions& decisions, const Schedule& now, int64_t budget_bytes,
+                                            const SolveOptions& allowed) const {
+  const auto most = std::max_element(now.settled_bytes.begin(), now.settled_bytes.end());
+  const int slot = static_cast<int>(most - now.settled_bytes.begin());
+  std::vector<Change> out;
+  for (size_t g = 0; g < decisions.gaps.size(); ++g) {
+    if (!scheduler_.gaps()[g].covers(slot) || decisions.gaps[g] != Keep::kResident ||
+        scheduler_.is_moot(decisions, static_cast<int>(g)))
+      continue;
+    for (const auto& way : ways(static_cast<int>(g), allowed, false))
+      out.emplace_back([g, way](Decisions& changed) { std::tie(changed.gaps[g], changed.codec[g]) = way; });
+  }
+  const GraphNode& node = graph_.nodes[slot];
+  for (size_t a = 0; a < node.algorithms.size() && allowed.algorithms; ++a)
+    if (node.algorithms[a].workspace_bytes < node.algorithms[decisions.algorithms[slot]].workspace_bytes)
+      out.emplace_back([slot, a](Decisions& changed) { changed.algorithms[slot] = static_cast<int>(a); });
+  return out;
+}
+
+}  // namespace dovetail::plan
