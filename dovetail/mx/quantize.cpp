@@ -10,6 +10,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/mx/cuda_kernels.h"
+#include "dovetail/mx/dequantize.h"
 #include "dovetail/mx/quantize_simd.h"
 #include "dovetail/ops/dispatch.h"
 
@@ -210,13 +211,23 @@ at::Tensor dequantize(const MXTensor& x, at::ScalarType dtype) {
   user_check(x.defined(), "mx::dequantize: the tensor is undefined");
   user_check(dtype == at::kFloat || dtype == at::kBFloat16,
              "mx::dequantize: a microscaling tensor becomes float32 or bfloat16, not {}", c10::toString(dtype));
+  at::Tensor y = at::empty(x.sizes(), x.codes().options().dtype(dtype));
+  dequantize_into(x, y);
+  return y;
+}
+
+void dequantize_into(const MXTensor& x, const at::Tensor& y) {
+  const at::ScalarType dtype = y.scalar_type();
   const at::Device device = x.codes().device();
   user_check(device.is_cpu() || device.is_cuda() || device.is_meta(),
              "mx::dequantize: codes must be on the CPU or a GPU, but are {}", describe(x.codes()));
+  user_check((dtype == at::kFloat || dtype == at::kBFloat16) && y.sizes() == x.sizes() && y.is_contiguous() &&
+                 y.device() == device,
+             "mx::dequantize_into: the numbers of codes that are {} do not go into {}", describe(x.codes()),
+             describe(y));
   const TraceSpan span("dovetail::mx_dequantize");
   simd_level();
-  at::Tensor y = at::empty(x.sizes(), x.codes().options().dtype(dtype));
-  if (y.is_meta() || y.numel() == 0) return y;
+  if (y.is_meta() || y.numel() == 0) return;
   const bool along_rows = x.orientation() == Orientation::kRow;
   const int64_t rows = along_rows ? y.numel() / y.size(-1) : y.size(0), cols = y.numel() / rows;
   const DequantizeProblem problem{
@@ -236,7 +247,6 @@ at::Tensor dequantize(const MXTensor& x, at::ScalarType dtype) {
     auto* to = static_cast<uint16_t*>(y.mutable_data_ptr());
     device.is_cuda() ? gpu_kernels().dequantize_to_bfloat16(problem, to) : dequantize_blocks(problem, to);
   }
-  return y;
 }
 
 }  // namespace dovetail::mx

@@ -49,6 +49,7 @@ class Ledger {
 struct Copy {
   int version = 0;
   bool exact = true;
+  bool coded = false;      // it went through a codec
   double ready_s = 0;      // when its bytes are there
   double last_s = 0;       // end of its last reader
   double offload_end = 0;  // of the copy to the host, if one is under way
@@ -176,6 +177,7 @@ class Simulation {
       require(copy->version == version, "{} reads version {} of {} but needs version {}", node.name, copy->version,
               id(tensor), version);
       require(copy->exact || graph_.tensors[tensor].lossy_ok, "{} reads a lossy copy of {}", node.name, id(tensor));
+      require(!copy->coded || !node.reads_unpacked, "{} reads a copy of {} that was packed", node.name, id(tensor));
       start = std::max(start, copy->ready_s);
       lossy = lossy || !copy->exact;
     }
@@ -220,7 +222,8 @@ class Simulation {
     const double end = start + static_cast<double>(bytes_of(tensor)) / graph_.bandwidth.to_host;
     copy->last_s = std::max(copy->last_s, end);
     copy->offload_end = end;
-    host_[tensor] = Copy{.version = copy->version, .exact = copy->exact, .ready_s = end, .last_s = end};
+    host_[tensor] =
+        Copy{.version = copy->version, .exact = copy->exact, .coded = copy->coded, .ready_s = end, .last_s = end};
     host_memory_.charge(start, bytes_of(tensor));
     to_host_free_s_ = end;
     return {start, end};
@@ -232,7 +235,8 @@ class Simulation {
     require(!device_[tensor], "prefetch of {}: already on the device", id(tensor));
     const double start = copy_start(to_device_free_s_, after, copy->ready_s);
     const double end = start + static_cast<double>(bytes_of(tensor)) / graph_.bandwidth.to_device;
-    device_[tensor] = Copy{.version = copy->version, .exact = copy->exact, .ready_s = end, .last_s = end};
+    device_[tensor] =
+        Copy{.version = copy->version, .exact = copy->exact, .coded = copy->coded, .ready_s = end, .last_s = end};
     memory_.charge(start, bytes_of(tensor));
     copy->last_s = std::max(copy->last_s, end);
     to_device_free_s_ = end;
@@ -245,6 +249,7 @@ class Simulation {
     auto& copy = device_[t];
     require(copy.has_value(), "compress of {}: not on the device", id(t));
     require(graph_.tensors[t].lossy_ok || codec.max_error == 0, "{} may not be stored with loss", id(t));
+    require(graph_.may_be_packed(t, action.codec), "{} does not fit into {}", id(t), codec.name);
     require(!packed_[t], "{} is packed already", id(t));
     const double start = std::max({compute_free_s_, after, copy->ready_s});
     const double end = start + static_cast<double>(bytes_of(t)) / codec.encode_bytes_per_s;
@@ -254,7 +259,7 @@ class Simulation {
                       .ready_s = end,
                       .last_s = end,
                       .codec = action.codec,
-                      .bytes = static_cast<int64_t>(std::ceil(static_cast<double>(bytes_of(t)) * codec.ratio))};
+                      .bytes = graph_.packed_bytes(t, action.codec)};
     memory_.charge(start, packed_[t]->bytes);
     compute_free_s_ = end;
     return {start, end};
@@ -267,7 +272,7 @@ class Simulation {
     const double start = std::max({compute_free_s_, after, packed->ready_s});
     const double end = start + static_cast<double>(bytes_of(t)) / graph_.codecs[packed->codec].decode_bytes_per_s;
     packed->last_s = end;
-    device_[t] = Copy{.version = packed->version, .exact = packed->exact, .ready_s = end, .last_s = end};
+    device_[t] = Copy{.version = packed->version, .exact = packed->exact, .coded = true, .ready_s = end, .last_s = end};
     memory_.charge(start, bytes_of(t));
     compute_free_s_ = end;
     return {start, end};

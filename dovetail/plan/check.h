@@ -41,10 +41,10 @@ struct Timeline {
 };
 
 /// Check a plan and simulate its streams. Throws InvalidPlan where an action reads what is not there (freed, never
-/// made, another version, a lossy copy that its reader may not have), where a node never runs or runs again though it
-/// may not, where a write passes a copy in flight, where what must stay at the end is missing, where memory exceeds the
-/// budget of the device or of the host, where what starts on the host is no parameter or state or does not end there,
-/// or where a claim does not hold.
+/// made, another version, a lossy copy that its reader may not have, any copy that went through a codec if its reader
+/// must not have one), where a node never runs or runs again though it may not, where a write passes a copy in flight,
+/// where what must stay at the end is missing, where memory exceeds the budget of the device or of the host, where what
+/// starts on the host is no parameter or state or does not end there, or where a claim does not hold.
 ///
 /// The rules: an action starts when its stream is free, its waits have ended and its data are there. A copy listed
 /// after a compute starts no earlier than that compute's end and overlaps what follows. Bytes are charged from the

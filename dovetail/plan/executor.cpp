@@ -59,6 +59,8 @@ struct Executor::State {
   std::vector<int64_t> host_offset;       // of each tensor; -1: it never goes there
   std::vector<std::byte*> address;        // of each tensor now
   std::vector<std::byte*> between_steps;  // of each tensor that the step finds: where it then lies
+  std::vector<std::byte*> packed;         // of each tensor: its packed form
+  std::vector<int> codec_of;              // of each tensor: that of its packed form
   std::vector<at::Tensor> random_state;   // of each node that runs again and draws: before its first run of the step
   std::vector<int> runs;                  // of each node in this step
   std::vector<bool> runs_again;
@@ -125,6 +127,34 @@ struct Executor::State {
       if (action.op == Op::kOffload) find_slot(action.tensor);
   }
   int64_t host_bytes = 0;
+
+  void check_codecs() const {
+    for (const Action& action : plan.actions)
+      user_check(action.op != Op::kCompress || (static_cast<size_t>(action.codec) < graph.forms.size() &&
+                                                tensor(action.tensor).codecs.has_value()),
+                 "plan: {} is packed by {}, but it is not known how", tensor(action.tensor).id,
+                 graph.graph.codecs[action.codec].name);
+  }
+
+  int64_t elements(int t, const PackedForm& form) const {
+    return step.storages[graph.storage_of_tensor[t]].bytes / static_cast<int64_t>(c10::elementSize(form.dtype));
+  }
+
+  void compress(int a) {
+    const Action& action = plan.actions[a];
+    await_data(action.tensor);
+    codec_of[action.tensor] = action.codec;
+    packed[action.tensor] = arena->data() + layout.result[a];
+    const PackedForm& form = graph.forms[action.codec];
+    pack(form, address[action.tensor], elements(action.tensor, form), packed[action.tensor]);
+  }
+
+  void decompress(int a) {
+    const int t = plan.actions[a].tensor;
+    address[t] = arena->data() + layout.result[a];
+    const PackedForm& form = graph.forms[codec_of[t]];
+    unpack(form, packed[t], elements(t, form), address[t]);
+  }
 
   void wait_for(int action) {
     if (copy_number[action] == 0) return;
@@ -206,11 +236,16 @@ struct Executor::State {
             });
         fetch_of[t] = copy_number[a];
         break;
+      case Op::kCompress:
+        compress(a);
+        break;
+      case Op::kDecompress:
+        decompress(a);
+        break;
       case Op::kFree:
       case Op::kFreeHost:
+      case Op::kFreePacked:
         break;
-      default:
-        DOVETAIL_CHECK(false, "{} is not executed yet", name(action.op));
     }
     if (options.copies_alone) wait_for(a);
   }
@@ -236,10 +271,13 @@ Executor::Executor(CapturedStep step, StepGraph graph, Plan plan, const Options&
   s.options = options;
   s.timeline = check(s.graph.graph, s.plan);
   if (!options.mixed_algorithms) check_algorithms(s.plan, s.graph.graph);
+  s.check_codecs();
   s.layout = lay_out(s.graph.graph, s.plan, s.timeline);
   s.find_host_slots();
   s.host.emplace(options.folder, s.host_bytes);
   s.random_state.resize(s.graph.nodes.size());
+  s.packed.resize(s.graph.graph.tensors.size());
+  s.codec_of.resize(s.graph.graph.tensors.size(), -1);
   std::vector<int> computes(s.graph.nodes.size());
   for (const Action& action : s.plan.actions)
     if (action.op == Op::kCompute) ++computes[action.node];

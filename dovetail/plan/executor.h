@@ -14,14 +14,13 @@
 namespace dovetail::plan {
 
 /// Runs a captured step by a plan, on the CPU: all its storages and workspaces at planned addresses of one arena,
-/// copies on two threads of their own. Without compression every bit is what the step itself would have given, had each
-/// of its operations been run by the algorithm that the plan names.
+/// copies on two threads of their own. Without lossy compression every bit is what the step itself would have given,
+/// had each of its operations been run by the algorithm that the plan names.
 ///
 /// While it lives, the tensors that the capture was told of lie in the arena, or, where the plan has them start on the
 /// host, there (in a file mapped into memory, if that is the host tier): their values may be read and written between
-/// two steps, not their sizes. Its destructor gives them memory of their own again, which lies
-/// in a file too (plan/paged_memory.h) where the host tier is one. Not supported yet:
-/// compress and decompress (InternalError).
+/// two steps, not their sizes. Its destructor gives them memory of their own again, which lies in a file too
+/// (plan/paged_memory.h) where the host tier is one. Tensors are packed as StepGraph::forms says, within the arena.
 class Executor {
  public:
   struct Options {
@@ -30,6 +29,8 @@ class Executor {
     bool mixed_algorithms = false;  ///< allow a node that runs again another algorithm, and so other bits
   };
   /// Checks the plan (InvalidPlan) before anything else, also that a node that runs again does so by one algorithm.
+  /// UserError where it packs a tensor by a codec that is not among the tensor's own (plan/packable.h), or offloads one
+  /// below kPagedBytes.
   Executor(CapturedStep step, StepGraph graph, Plan plan, const Options& options);
   ~Executor();
   Executor(const Executor&) = delete;

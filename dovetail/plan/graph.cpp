@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -70,8 +71,9 @@ class GraphReader {
     std::vector<std::string> aliases;
     for (const auto& json : fields_.list("tensors")) {
       const auto at = place(fmt::format("tensors[{}]", graph_.tensors.size()));
-      const Fields tensor(json, at, {"id", "bytes", "kind", "alias_of", "lossy_ok"});
+      const Fields tensor(json, at, {"id", "bytes", "kind", "alias_of", "lossy_ok", "codecs"});
       GraphTensor made{.id = tensor.text("id"), .kind = parse_kind(tensor), .lossy_ok = tensor.flag("lossy_ok", false)};
+      if (tensor.has("codecs")) made.codecs = codecs(tensor.list("codecs"), at + ": codecs");
       aliases.push_back(tensor.has("alias_of") ? tensor.text("alias_of") : "");
       if (tensor.has("bytes") || aliases.back().empty()) made.bytes = tensor.bytes("bytes");
       user_check(tensor_of_.emplace(made.id, static_cast<int>(graph_.tensors.size())).second,
@@ -89,7 +91,9 @@ class GraphReader {
   }
 
   void read_node(const nlohmann::json& json, const std::string& at) {
-    const Fields node(json, at, {"name", "layer", "inputs", "outputs", "mutates", "random", "recomputable", "algos"});
+    const Fields node(
+        json, at,
+        {"name", "layer", "inputs", "outputs", "mutates", "random", "recomputable", "reads_unpacked", "algos"});
     GraphNode made{.name = node.text("name"),
                    .layer = node.has("layer") ? node.text("layer") : "",
                    .inputs = tensors(node.list("inputs"), at + ": inputs"),
@@ -97,6 +101,7 @@ class GraphReader {
                    .random = node.flag("random", false)};
     if (node.has("mutates")) made.mutates = tensors(node.list("mutates"), at + ": mutates");
     made.recomputable = node.flag("recomputable", !made.random);
+    made.reads_unpacked = node.flag("reads_unpacked", false);
     for (const auto& algorithm : node.list("algos")) {
       const Fields fields(algorithm, fmt::format("{}: algos[{}]", at, made.algorithms.size()),
                           {"name", "time", "workspace"});
@@ -112,6 +117,17 @@ class GraphReader {
     const auto found = tensor_of_.find(id);
     user_check(found != tensor_of_.end(), "{}: there is no tensor \"{}\"", at, id);
     return found->second;
+  }
+
+  std::vector<int> codecs(const nlohmann::json& list, const std::string& at) const {
+    std::vector<int> out;
+    for (const auto& json : list) {
+      const auto found = std::find_if(graph_.codecs.begin(), graph_.codecs.end(),
+                                      [&](const Codec& codec) { return json == codec.name; });
+      user_check(found != graph_.codecs.end(), "{}: there is no codec {}", at, json.dump());
+      out.push_back(static_cast<int>(found - graph_.codecs.begin()));
+    }
+    return out;
   }
 
   std::vector<int> tensors(const nlohmann::json& list, const std::string& at) const {
@@ -161,6 +177,16 @@ int Graph::root(int tensor) const {
   return tensor;
 }
 
+bool Graph::may_be_packed(int tensor, int codec) const {
+  const GraphTensor& t = tensors[tensor];
+  const bool holds = !t.codecs || std::find(t.codecs->begin(), t.codecs->end(), codec) != t.codecs->end();
+  return holds && (t.lossy_ok || codecs[codec].max_error == 0);
+}
+
+int64_t Graph::packed_bytes(int tensor, int codec) const {
+  return static_cast<int64_t>(std::ceil(static_cast<double>(tensors[tensor].bytes) * codecs[codec].ratio));
+}
+
 nlohmann::ordered_json to_json(const Graph& graph) {
   const auto ids = [&](const std::vector<int>& list) {
     Json out = Json::array();
@@ -183,6 +209,10 @@ nlohmann::ordered_json to_json(const Graph& graph) {
     Json one = {{"id", tensor.id}, {"bytes", tensor.bytes}, {"kind", name(tensor.kind)}};
     if (tensor.alias_of >= 0) one["alias_of"] = graph.tensors[tensor.alias_of].id;
     if (tensor.lossy_ok) one["lossy_ok"] = true;
+    if (tensor.codecs && !graph.codecs.empty()) {
+      one["codecs"] = Json::array();
+      for (const int codec : *tensor.codecs) one["codecs"].push_back(graph.codecs[codec].name);
+    }
     json["tensors"].push_back(std::move(one));
   }
   json["nodes"] = Json::array();
@@ -192,6 +222,7 @@ nlohmann::ordered_json to_json(const Graph& graph) {
     if (!node.mutates.empty()) one["mutates"] = ids(node.mutates);
     one["random"] = node.random;
     one["recomputable"] = node.recomputable;
+    if (node.reads_unpacked) one["reads_unpacked"] = true;
     for (const Algorithm& algorithm : node.algorithms)
       one["algos"].push_back(
           {{"name", algorithm.name}, {"time", algorithm.time_s}, {"workspace", algorithm.workspace_bytes}});

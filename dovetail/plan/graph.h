@@ -30,8 +30,9 @@ struct GraphTensor {
   std::string id;
   int64_t bytes = 0;
   TensorKind kind = TensorKind::kActivation;
-  int alias_of = -1;      ///< the tensor that this one is a view of
-  bool lossy_ok = false;  ///< readers may be given a copy that went through a lossy codec
+  int alias_of = -1;                       ///< the tensor that this one is a view of
+  bool lossy_ok = false;                   ///< readers may be given a copy that went through a lossy codec
+  std::optional<std::vector<int>> codecs;  ///< those that can hold it; absent: any
 };
 
 /// An operation of the step. `inputs`, `outputs` and `mutates` are indices of tensors; each write in place makes a new
@@ -42,12 +43,14 @@ struct GraphNode {
   std::vector<int> inputs, outputs, mutates;
   bool random = false;
   bool recomputable = true;
+  bool reads_unpacked = false;        ///< it is never given a copy that went through a codec
   std::vector<Algorithm> algorithms;  ///< at least one
   bool runs_once() const { return !mutates.empty() || !recomputable; }
 };
 
 /// A packed form: `ratio` of the exact bytes, made and undone on the compute stream at bytes of the exact tensor a
-/// second. `max_error` is 0 for a form without loss.
+/// second. `max_error` is the largest error of an element, as a share of the largest magnitude in its block; 0 for a
+/// form without loss to the readers that may have it.
 struct Codec {
   std::string name;
   double ratio = 1, encode_bytes_per_s = 1, decode_bytes_per_s = 1, max_error = 0;
@@ -75,6 +78,8 @@ struct Graph {
   std::vector<int> final;        ///< tensors that must be on the device, exact, when the step ends
 
   int root(int tensor) const;  ///< the storage of a tensor
+  bool may_be_packed(int tensor, int codec) const;
+  int64_t packed_bytes(int tensor, int codec) const;
 };
 
 nlohmann::ordered_json to_json(const Graph& graph);

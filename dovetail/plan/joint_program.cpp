@@ -170,8 +170,8 @@ void JointProgram::add_gaps() {
       add_slots(static_cast<int>(g));
     }
     gap.packed.assign(graph_.codecs.size(), -1);
-    for (size_t c = 0; c < graph_.codecs.size() && options_.compress && !resident_at_start(tensor.kind); ++c)
-      if (tensor.lossy_ok || graph_.codecs[c].max_error == 0) gap.packed[c] = binary();
+    for (int c = 0; c < static_cast<int>(graph_.codecs.size()) && options_.compress; ++c)
+      if (may_be_packed(graph_, gaps_[g], c)) gap.packed[c] = binary();
   }
 }
 
@@ -355,10 +355,11 @@ void JointProgram::add_inputs_of_runs() {
   }
 }
 
-/// What is made of a lossy copy is no exact copy.
+/// What is made of a lossy copy is no exact copy; and some nodes read none that went through a codec.
 void JointProgram::add_exactness(int node, int stage, int column) {
   const auto& outputs = graph_.nodes[node].outputs;
-  if (outputs.size() != 1 || graph_.tensors[outputs[0]].lossy_ok) return;
+  const bool unpacked = graph_.nodes[node].reads_unpacked;
+  if (!unpacked && (outputs.size() != 1 || graph_.tensors[outputs[0]].lossy_ok)) return;
   for (const int t : scheduler_.reads_[node])
     for (const int g : scheduler_.gaps_of_[t]) {
       if (gaps_[g].from >= stage || !columns_[g].moves) continue;
@@ -370,7 +371,8 @@ void JointProgram::add_exactness(int node, int stage, int column) {
         continue;
       Entries lossy = {{column, 1}};
       for (size_t c = 0; c < graph_.codecs.size(); ++c)
-        if (columns_[g].packed[c] >= 0 && graph_.codecs[c].max_error > 0) lossy.emplace_back(columns_[g].packed[c], 1);
+        if (columns_[g].packed[c] >= 0 && (unpacked || graph_.codecs[c].max_error > 0))
+          lossy.emplace_back(columns_[g].packed[c], 1);
       if (lossy.size() == 1) continue;
       for (const auto& [before, aside] : columns_[g].unpack_aside)
         if (before < stage) lossy.emplace_back(aside, -1);

@@ -177,7 +177,7 @@ void JointProgram::add_resident(Level& out, int g, int before, int leaving) cons
 }
 
 double JointProgram::packed_mass(int gap, int codec) const {
-  return mass(std::ceil(bytes(gaps_[gap].tensor) * graph_.codecs[codec].ratio));
+  return mass(static_cast<double>(graph_.packed_bytes(gaps_[gap].tensor, codec)));
 }
 
 /// What is held while the node of a stage runs, without its workspace: when it starts if `leaving` is that stage, when

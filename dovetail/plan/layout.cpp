@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "dovetail/base/error.h"
 #include "dovetail/plan/packing.h"
 
 namespace dovetail::plan {
@@ -17,6 +16,7 @@ class Arranger {
         timeline_(timeline),
         end_(static_cast<int>(plan.actions.size())),
         block_of_(graph.tensors.size(), -1),
+        packed_of_(graph.tensors.size(), -1),
         offload_of_(graph.tensors.size(), -1),
         target_(plan.actions.size(), -1),
         outputs_(plan.actions.size()) {}
@@ -84,12 +84,8 @@ class Arranger {
         offload_of_[action.tensor] = a;
         break;
       case Op::kFree: {
-        // Its bytes are charged until this free ends on the clock of the simulation: nothing that starts before may
-        // have them.
         Held& held = held_[block_of_[action.tensor]];
-        int until = a + 1;
-        while (until < end_ && timeline_.actions[until].start_s < timeline_.actions[a].end_s) ++until;
-        held.block.spans.back().second = until;
+        const int until = held.block.spans.back().second = free_from(a);
         if (offload_of_[action.tensor] >= 0) held.left.emplace_back(offload_of_[action.tensor], until);
         offload_of_[action.tensor] = -1;
         break;
@@ -97,23 +93,37 @@ class Arranger {
       case Op::kFreeHost:
         break;
       case Op::kCompress:
+        target_[a] = packed_of_[action.tensor] = static_cast<int>(held_.size());
+        held_.push_back({.block = {.bytes = graph_.packed_bytes(action.tensor, action.codec), .spans = {{a, -1}}}});
+        break;
       case Op::kDecompress:
+        target_[a] = open(action.tensor, a);
+        break;
       case Op::kFreePacked:
-        DOVETAIL_CHECK(false, "{} is not executed yet", name(action.op));
+        held_[packed_of_[action.tensor]].block.spans.back().second = free_from(a);
+        break;
     }
+  }
+
+  /// The first action that may have what the free `a` gives back: bytes are charged until it ends on the clock of the
+  /// simulation, so nothing that starts before.
+  int free_from(int a) const {
+    int until = a + 1;
+    while (until < end_ && timeline_.actions[until].start_s < timeline_.actions[a].end_s) ++until;
+    return until;
   }
 
   /// Who takes a place that a copy to the host leaves waits for that copy: on a real clock it may be late.
   std::vector<std::vector<int>> waits(const Packing& packing) const {
     std::vector<std::vector<int>> out(plan_.actions.size());
     for (size_t b = 0; b < held_.size(); ++b)
-      for (const auto& [copy, free_from] : held_[b].left)
+      for (const auto& [copy, from] : held_[b].left)
         for (size_t other = 0; other < held_.size(); ++other) {
           if (packing.offsets[other] + held_[other].block.bytes <= packing.offsets[b] ||
               packing.offsets[b] + held_[b].block.bytes <= packing.offsets[other])
             continue;
           for (const auto& span : held_[other].block.spans)
-            if (span.first >= free_from) out[span.first].push_back(copy);
+            if (span.first >= from) out[span.first].push_back(copy);
         }
     for (auto& list : out) {
       std::sort(list.begin(), list.end());
@@ -128,6 +138,7 @@ class Arranger {
   const int end_;
   std::vector<Held> held_;
   std::vector<int> block_of_;    // of each tensor: the block that it is in now
+  std::vector<int> packed_of_;   // of each tensor: the block of its packed form
   std::vector<int> offload_of_;  // of each tensor: the last copy to the host since it was made
   std::vector<int> home_;
   std::vector<int> target_;

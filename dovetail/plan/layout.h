@@ -10,9 +10,10 @@ namespace dovetail::plan {
 /// Where everything of a plan lies in the arena. A tensor that is there from the start has one place, to which it
 /// always returns; any other, also one that starts on the host, has one for each time it is made or fetched.
 struct Layout {
-  int64_t bytes = 0;            ///< of the arena
-  std::vector<int64_t> home;    ///< of each tensor that is resident at the start, else -1
-  std::vector<int64_t> result;  ///< of each action: where what it fetches goes; of a compute: its workspace
+  int64_t bytes = 0;          ///< of the arena
+  std::vector<int64_t> home;  ///< of each tensor that is resident at the start, else -1
+  std::vector<int64_t>
+      result;  ///< of each action: where what it fetches, packs or unpacks goes; of a compute: its workspace
   std::vector<std::vector<int64_t>> outputs;  ///< of each compute: where each of its node's outputs goes
   std::vector<std::vector<int>> waits;        ///< of each action: copies to the host that must have left its places
 };

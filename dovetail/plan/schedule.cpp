@@ -125,6 +125,7 @@ class Walk {
   struct Now {
     bool resident = false, on_host = false, packed = false;
     bool exact = true, host_exact = true, packed_exact = true;  // none of its bits went through a lossy codec
+    bool coded = false, host_coded = false;                     // through any
     double ready_s = 0, last_s = 0;
     double host_ready_s = 0, host_last_s = 0, packed_ready_s = 0;
     int codec = -1;
@@ -132,9 +133,6 @@ class Walk {
   };
 
   int64_t bytes_of(int t) const { return graph_.tensors[t].bytes; }
-  int64_t packed_bytes(int t, int codec) const {
-    return static_cast<int64_t>(std::ceil(static_cast<double>(bytes_of(t)) * graph_.codecs[codec].ratio));
-  }
 
   void charge(double time_s, int64_t bytes) {
     level_.add(time_s, bytes);
@@ -193,6 +191,7 @@ class Walk {
       if (graph_.tensors[t].alias_of >= 0) continue;
       now_[t].resident = true;
       now_[t].exact = !lossy;
+      now_[t].coded = false;
       now_[t].ready_s = now_[t].last_s = end;
       charge(start, bytes_of(t));
     }
@@ -217,6 +216,7 @@ class Walk {
     now.last_s = std::max(now.last_s, end);
     now.on_host = true;
     now.host_exact = now.exact;
+    now.host_coded = now.coded;
     now.host_ready_s = now.host_last_s = end;
     now.offload = issue({.op = Op::kOffload, .tensor = t}, end);
   }
@@ -234,6 +234,7 @@ class Walk {
     charge(start, bytes_of(t));
     now.resident = true;
     now.exact = now.host_exact;
+    now.coded = now.host_coded;
     now.ready_s = now.last_s = now.host_last_s = end;
     issue(std::move(action), end);
     return true;
@@ -254,8 +255,8 @@ class Walk {
     double start = std::max(compute_free_s_, now.ready_s);
     const double duration = static_cast<double>(bytes_of(t)) / graph_.codecs[codec].encode_bytes_per_s;
     Action action{.op = Op::kCompress, .tensor = t, .codec = codec};
-    if (!fit(start, duration, packed_bytes(t, codec), 0, action.waits)) return false;
-    charge(start, packed_bytes(t, codec));
+    if (!fit(start, duration, graph_.packed_bytes(t, codec), 0, action.waits)) return false;
+    charge(start, graph_.packed_bytes(t, codec));
     compute_free_s_ = now.packed_ready_s = start + duration;
     now.last_s = std::max(now.last_s, compute_free_s_);
     now.packed = true;
@@ -275,8 +276,9 @@ class Walk {
     compute_free_s_ = now.ready_s = now.last_s = start + duration;
     now.resident = true;
     now.exact = now.packed_exact && graph_.codecs[now.codec].max_error == 0;
+    now.coded = true;
     issue(std::move(action), compute_free_s_);
-    charge(compute_free_s_, -packed_bytes(t, now.codec));
+    charge(compute_free_s_, -graph_.packed_bytes(t, now.codec));
     now.packed = false;
     issue({.op = Op::kFreePacked, .tensor = t}, compute_free_s_);
     return true;
@@ -292,7 +294,9 @@ class Walk {
     gap_of_[t] = reader == at_ ? -1 : gap_of_[t];
     if (gap_of_[t] >= 0 && !now.resident && now.on_host) needed_at_[gap_of_[t]] = std::min(needed_at_[gap_of_[t]], at_);
     if (!now.resident && !(now.on_host ? fetch(t, true) : now.packed ? decompress(t) : make_again(t))) return false;
-    return now.exact || graph_.tensors[t].lossy_ok || fail(0);
+    const bool will_do =
+        (now.exact || graph_.tensors[t].lossy_ok) && !(now.coded && graph_.nodes[reader].reads_unpacked);
+    return will_do || fail(0);
   }
 
   bool make_again(int t) {
@@ -455,6 +459,11 @@ std::vector<Gap> find_gaps(const Graph& graph) {
   }
   std::stable_sort(gaps.begin(), gaps.end(), [](const Gap& a, const Gap& b) { return a.from < b.from; });
   return gaps;
+}
+
+bool may_be_packed(const Graph& graph, const Gap& gap, int codec) {
+  return !resident_at_start(graph.tensors[gap.tensor].kind) && !graph.nodes[gap.to].reads_unpacked &&
+         graph.may_be_packed(gap.tensor, codec);
 }
 
 Scheduler::Scheduler(const Graph& graph)

@@ -29,6 +29,8 @@ struct Gap {
 };
 /// All of them with at least one node in between, in the order of `from`.
 std::vector<Gap> find_gaps(const Graph& graph);
+/// Whether a gap may be spent in this packed form.
+bool may_be_packed(const Graph& graph, const Gap& gap, int codec);
 
 struct Decisions {
   std::vector<Keep> gaps;       ///< of each gap

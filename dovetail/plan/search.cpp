@@ -301,9 +301,8 @@ std::vector<std::pair<Keep, int>> Search::ways(int gap, const SolveOptions& allo
     out.emplace_back(Keep::kAgain, 0);
     out.emplace_back(Keep::kAgainEarly, 0);
   }
-  if (allowed.compress && !resident_at_start(tensor.kind))
-    for (size_t c = 0; c < graph_.codecs.size(); ++c)
-      if (tensor.lossy_ok || graph_.codecs[c].max_error == 0) out.emplace_back(Keep::kPacked, static_cast<int>(c));
+  for (int c = 0; c < static_cast<int>(graph_.codecs.size()) && allowed.compress; ++c)
+    if (may_be_packed(graph_, scheduler_.gaps()[gap], c)) out.emplace_back(Keep::kPacked, c);
   return out;
 }
 

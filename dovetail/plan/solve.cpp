@@ -81,9 +81,8 @@ Floor floor_of(const Graph& graph, const SolveOptions& options) {
     if (tensor.bytes < options.least_bytes) continue;
     if (gap.from < 0 && may_wrap(gap.tensor)) continue;  // a part of the one that wraps
     double stays = 1;
-    if (options.compress && !resident_at_start(tensor.kind))
-      for (const Codec& codec : graph.codecs)
-        if (tensor.lossy_ok || codec.max_error == 0) stays = std::min(stays, codec.ratio);
+    for (int c = 0; c < static_cast<int>(graph.codecs.size()) && options.compress; ++c)
+      if (may_be_packed(graph, gap, c)) stays = std::min(stays, graph.codecs[c].ratio);
     if (may_be_offloaded(graph, gap, options) ||
         (options.recompute && scheduler.can_be_made_again(static_cast<int>(g))))
       stays = 0;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "dovetail/plan/captured_step.h"
+#include "dovetail/plan/codec.h"
 #include "dovetail/plan/graph.h"
 
 namespace dovetail::plan {
@@ -47,6 +48,7 @@ struct StepGraph {
   std::vector<StepNode> nodes;
   std::vector<int> tensor_of_storage;  ///< index into graph.tensors, or -1: local, or a constant
   std::vector<int> storage_of_tensor;
+  std::vector<PackedForm> forms;  ///< of each codec of the graph
 };
 StepGraph graph_of(const CapturedStep& step);
 

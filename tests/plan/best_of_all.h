@@ -30,16 +30,16 @@ inline double best_of_all(const Graph& graph, const SolveOptions& options = {}) 
         best = std::min(best, made->timeline.makespan_s);
       return;
     }
-    const GraphTensor& tensor = graph.tensors[scheduler.gaps()[g].tensor];
     for (const Keep keep : {Keep::kResident, Keep::kHost, Keep::kAgain, Keep::kAgainEarly, Keep::kPacked}) {
       if ((keep == Keep::kAgain || keep == Keep::kAgainEarly) && !scheduler.can_be_made_again(static_cast<int>(g)))
         continue;
       if (keep == Keep::kHost && scheduler.gaps()[g].wraps && !options.across_steps) continue;
-      if (keep == Keep::kPacked && resident_at_start(tensor.kind)) continue;
       decisions.gaps[g] = keep;
-      for (int codec = 0; codec < (keep == Keep::kPacked && tensor.lossy_ok ? 2 : 1); ++codec) {
+      decisions.codec[g] = 0;
+      if (keep != Keep::kPacked) each(i + 1);
+      for (int codec = 0; codec < static_cast<int>(graph.codecs.size()) && keep == Keep::kPacked; ++codec) {
         decisions.codec[g] = codec;
-        each(i + 1);
+        if (may_be_packed(graph, scheduler.gaps()[g], codec)) each(i + 1);
       }
     }
   };

@@ -9,8 +9,9 @@ graph.json
   "base_bytes":0,                                   # always-resident bytes not listed as tensors
   "codecs":{"mxfp8":{"ratio":0.2578125,"enc_Bps":1e12,"dec_Bps":1e12,"max_err":0.07}},          (opt)
   "tensors":[{"id":"x","bytes":n,"kind":"input|param|state|activation|grad|output",
-              "alias_of":null|"y","lossy_ok":false}],
+              "alias_of":null|"y","lossy_ok":false,"codecs":["mxfp8"] (opt: those that can hold it)}],
   "nodes":[{"name":"conv1","inputs":[..],"outputs":[..],"mutates":[..],"random":false,"recomputable":true,
+            "reads_unpacked":false (opt: true: it reads no copy that was in a packed form),
             "algos":[{"name":"gemm","time":s,"workspace":bytes},...]}],
   "final":["tensor ids that must be resident on device, exact, at the end"] }
 kind input/param/state: resident at t=0, but for those of the plan's "starts_on_host".  "mutates": in-place writes; every write makes a new version of that tensor.
@@ -167,6 +168,8 @@ def check(g, p, tol=1e-9):
                     fail(i, f"{nm} reads version {e['ver']} of {q}, needs {v}")
                 if not e["exact"] and not T[q].get("lossy_ok"):
                     fail(i, f"{nm} reads lossy copy of {q}, not allowed")
+                if e.get("coded") and n.get("reads_unpacked"):
+                    fail(i, f"{nm} reads {q}, which was packed, not allowed")
                 s = max(s, e["ready"])
             f = s + al["time"]
             outs = [o for o in n["outputs"] if not T[o].get("alias_of")]
@@ -208,7 +211,7 @@ def check(g, p, tol=1e-9):
                 f = s + size(x) / rate
                 e["last"] = max(e["last"], f)
                 e["copy_end"] = f
-                host[x] = dict(ver=e["ver"], exact=e["exact"], ready=f, last=f)
+                host[x] = dict(ver=e["ver"], exact=e["exact"], coded=e.get("coded"), ready=f, last=f)
                 alloc(s, size(x), hlive)
             else:
                 h = host.get(x) or fail(i, f"prefetch of {x}: no host copy")
@@ -216,7 +219,7 @@ def check(g, p, tol=1e-9):
                     fail(i, f"prefetch of {x}: already on device")
                 s = max(s, h["ready"])
                 f = s + size(x) / rate
-                res[x] = dict(ver=h["ver"], exact=h["exact"], ready=f, last=f)
+                res[x] = dict(ver=h["ver"], exact=h["exact"], coded=h.get("coded"), ready=f, last=f)
                 alloc(s, size(x))
                 h["last"] = max(h["last"], f)
             clock[st] = f
@@ -228,6 +231,8 @@ def check(g, p, tol=1e-9):
                 e = res.get(x) or fail(i, f"compress of {x}: not on device")
                 if not T[x].get("lossy_ok") and c.get("max_err", 0) > 0:
                     fail(i, f"{x} may not be stored lossily")
+                if a["codec"] not in T[x].get("codecs", g["codecs"]):
+                    fail(i, f"{x} does not fit codec {a['codec']}")
                 if x in packed:
                     fail(i, f"{x} already packed")
                 s = max(s, e["ready"])
@@ -249,7 +254,7 @@ def check(g, p, tol=1e-9):
                 s = max(s, q["ready"])
                 f = s + size(x) / c["dec_Bps"]
                 q["last"] = f
-                res[x] = dict(ver=q["ver"], exact=q["exact"], ready=f, last=f)
+                res[x] = dict(ver=q["ver"], exact=q["exact"], coded=True, ready=f, last=f)
                 alloc(s, size(x))
             clock["compute"] = f
         elif op == "free":

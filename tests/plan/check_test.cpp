@@ -216,6 +216,18 @@ TEST_F(Check, WhatLossyCopiesMayBeReadBy) {
   graph_.tensors[2].lossy_ok = false;
   rejects("a may not be stored with loss")();
   graph_.tensors[2].lossy_ok = true;
+  graph_.tensors[2].codecs.emplace();
+  rejects("a does not fit into fp8")();
+  graph_.tensors[2].codecs = {0};
+  graph_.nodes[4].reads_unpacked = true;
+  rejects("g2 reads a copy of a that was packed")();
+  graph_.codecs[0].max_error = 0;
+  rejects("g2 reads a copy of a that was packed")();
+  graph_.nodes[4].reads_unpacked = false;
+  graph_.tensors[2].lossy_ok = false;
+  check(graph_, plan_);
+  graph_.codecs[0].max_error = 0.1;
+  graph_.tensors[2].lossy_ok = true;
   graph_.final.push_back(2);
   std::erase_if(plan_.actions, [](const Action& a) { return a.op == Op::kFree && a.tensor == 2; });
   plan_.actions.insert(at(3), {.op = Op::kFree, .tensor = 2});
@@ -225,7 +237,8 @@ TEST_F(Check, WhatLossyCopiesMayBeReadBy) {
 TEST(CheckFiles, AreReadBackAsWritten) {
   Random random(1);
   for (int round = 0; round < 20; ++round) {
-    const Graph graph = random_step(random, 4);
+    Graph graph = random_step(random, 4);
+    restrict_codecs(random, graph);
     const Graph again = graph_of(Json::parse(to_json(graph).dump()));
     EXPECT_EQ(to_json(graph), to_json(again));
     Plan plan = keep_all(graph);
@@ -303,7 +316,7 @@ void some_start_on_host(Random& random, const Graph& graph, Plan& plan) {
 
 // The oracle, tests/plan/check_plan.py, was written apart from this checker.
 TEST(CheckOracle, AgreesOnRandomPlansValidAndNot) {
-  Random random(7);
+  Random random(7), of_codecs(8);
   const test::TemporaryFolder folder;
   std::ofstream pairs(folder.path() / "pairs.jsonl");
   std::vector<std::optional<Timeline>> ours;
@@ -311,6 +324,7 @@ TEST(CheckOracle, AgreesOnRandomPlansValidAndNot) {
   for (int round = 0; round < 3000; ++round) {
     Graph graph = random_step(random, draw(random, 2, 5));
     if (round % 2 == 0) add_state(random, graph);
+    if (round % 4 == 1) restrict_codecs(of_codecs, graph);
     Plan plan = keep_all(graph);
     if (round % 2 == 0) some_start_on_host(random, graph, plan);
     for (Action& action : plan.actions)

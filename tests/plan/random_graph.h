@@ -69,6 +69,15 @@ inline Graph random_step(Random& random, int layers) {
   return graph;
 }
 
+/// Lets some tensors be held by one of the codecs or by none, and some nodes read nothing that was packed.
+inline void restrict_codecs(Random& random, Graph& graph) {
+  for (GraphTensor& tensor : graph.tensors) {
+    const int what = draw(random, -1, 3);  // of two codecs: the first, the second, none
+    if (what >= 0 && what < 3) tensor.codecs = what < 2 ? std::vector{what} : std::vector<int>{};
+  }
+  for (GraphNode& node : graph.nodes) node.reads_unpacked = draw(random, 0, 2) == 0;
+}
+
 /// Gives some of the updates of a random step a momentum, which they change with their parameter, and makes others
 /// leave their parameter as it is.
 inline void add_state(Random& random, Graph& graph) {

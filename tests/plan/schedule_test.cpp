@@ -139,11 +139,12 @@ TEST(Schedule, AFetchIsInTimeForWhatIsMadeAgainFromIt) {
 // Whatever is decided: a plan that check accepts, with a smaller peak when memory is given up, or a misfit that says
 // why.
 TEST(Schedule, AnyDecisionsGiveAPlanThatIsValid) {
-  Random random(4);
+  Random random(4), of_codecs(5);
   int made_plans = 0, smaller = 0, refused = 0, across = 0;
   for (int round = 0; round < 4000; ++round) {
     Graph graph = random_step(random, draw(random, 2, 6));
     if (round % 2 == 0) add_state(random, graph);
+    if (round % 4 == 1) restrict_codecs(of_codecs, graph);
     const Scheduler scheduler(graph);
     Decisions decisions = all_resident(graph, scheduler);
     for (int& algorithm : decisions.algorithms)
@@ -153,7 +154,7 @@ TEST(Schedule, AnyDecisionsGiveAPlanThatIsValid) {
     ASSERT_TRUE(kept);
     for (size_t g = 0; g < decisions.gaps.size(); ++g) {
       if (draw(random, 0, 1) == 0) continue;
-      const GraphTensor& tensor = graph.tensors[scheduler.gaps()[g].tensor];
+      const int codec = draw(random, 0, 1);
       switch (draw(random, 0, 3)) {
         case 0:
           decisions.gaps[g] = Keep::kHost;
@@ -165,9 +166,9 @@ TEST(Schedule, AnyDecisionsGiveAPlanThatIsValid) {
           if (scheduler.can_be_made_again(static_cast<int>(g))) decisions.gaps[g] = Keep::kAgainEarly;
           break;
         default:
-          if (resident_at_start(tensor.kind)) break;
+          if (!may_be_packed(graph, scheduler.gaps()[g], codec)) break;
           decisions.gaps[g] = Keep::kPacked;
-          decisions.codec[g] = tensor.lossy_ok ? draw(random, 0, 1) : 0;
+          decisions.codec[g] = codec;
       }
     }
     Misfit misfit;
