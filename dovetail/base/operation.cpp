@@ -3,6 +3,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <mutex>
+
 namespace dovetail {
 namespace {
 
@@ -13,8 +16,18 @@ struct HeldBody : torch::CustomClassHolder {
 
 thread_local bool unrecorded = false;
 
+struct Held {
+  std::mutex mutex;
+  int64_t bytes = 0, most = 0;
+};
+Held& held() {
+  static Held of_process;
+  return of_process;
+}
+
 void run(const c10::OperatorHandle&, torch::jit::Stack* stack) {
   const auto body = c10::static_intrusive_pointer_cast<HeldBody>(torch::jit::pop(*stack).toCapsule());
+  torch::jit::drop(*stack, 1);  // once: for a recording
   Operands of;
   of.changes = torch::jit::pop(*stack).toTensorVector();
   of.reads = torch::jit::pop(*stack).toTensorVector();
@@ -28,10 +41,23 @@ UnrecordedAllocations::UnrecordedAllocations() : before_(std::exchange(unrecorde
 UnrecordedAllocations::~UnrecordedAllocations() { unrecorded = before_; }
 bool allocations_are_recorded() { return !unrecorded; }
 
-std::vector<at::Tensor> dispatch_operation(const std::string& name, Operands of, OperationBody body) {
+HeldMemory::HeldMemory(int64_t bytes) : bytes_(bytes) {
+  const std::lock_guard lock(held().mutex);
+  held().most = std::max(held().most, held().bytes += bytes_);
+}
+HeldMemory::~HeldMemory() {
+  const std::lock_guard lock(held().mutex);
+  held().bytes -= bytes_;
+}
+int64_t take_most_held_bytes() {
+  const std::lock_guard lock(held().mutex);
+  return std::exchange(held().most, held().bytes);
+}
+
+std::vector<at::Tensor> dispatch_operation(const std::string& name, Operands of, OperationBody body, bool once) {
   static const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow("dovetail::operation", "");
   torch::jit::Stack stack;
-  torch::jit::push(stack, name, std::move(of.reads), std::move(of.changes),
+  torch::jit::push(stack, name, std::move(of.reads), std::move(of.changes), once,
                    c10::IValue::make_capsule(c10::make_intrusive<HeldBody>(std::move(body))));
   handle.callBoxed(stack);
   return stack.at(0).toTensorVector();
@@ -40,7 +66,7 @@ std::vector<at::Tensor> dispatch_operation(const std::string& name, Operands of,
 }  // namespace dovetail
 
 TORCH_LIBRARY_FRAGMENT(dovetail, m) {
-  m.def("operation(str name, Tensor[] reads, Tensor(a!)[] changes, Capsule body) -> Tensor[]");
+  m.def("operation(str name, Tensor[] reads, Tensor(a!)[] changes, bool once, Capsule body) -> Tensor[]");
   // Explicit: below autograd, and so below a recording.
   m.impl("operation", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
                                       torch::CppFunction::makeFromBoxedFunction<&dovetail::run>()));

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <utility>
@@ -39,19 +40,42 @@ class UnrecordedAllocations {
 };
 bool allocations_are_recorded();
 
+/// Memory that an operation takes where no plan has a place for it (see UnrecordedAllocations) and that others still
+/// read after its end: rows on their way to other ranks. It counts towards a budget by the most there is at a time.
+class HeldMemory {
+ public:
+  explicit HeldMemory(int64_t bytes);
+  ~HeldMemory();
+  HeldMemory(const HeldMemory&) = delete;
+  HeldMemory& operator=(const HeldMemory&) = delete;
+
+ private:
+  int64_t bytes_;
+};
+/// The most held at a time since the last call, in this process.
+int64_t take_most_held_bytes();
+
 /// `body` by way of the dispatcher: torch.ops.dovetail.operation, whose first argument is `name`.
-std::vector<at::Tensor> dispatch_operation(const std::string& name, Operands of, OperationBody body);
+std::vector<at::Tensor> dispatch_operation(const std::string& name, Operands of, OperationBody body, bool once);
 
 /// Work on tensors that the dispatcher does not see, kernels on pointers above all, so that a recorded step has it as
 /// one operator: `name`, "dovetail::attention". A plain call while nothing is recorded.
 ///
 /// A recorded step may run it again, in later steps and within one. Numbers that `body` captures have to be those of
-/// every step; what differs from step to step it reads through a pointer, and then it changes something, since only
-/// operations that change something run exactly once and in their order.
+/// every step. Through a pointer it reads what differs from step to step but not within one (a step's seed), and writes
+/// what it would write again (the count of a call to that call's place).
 template <class Body>
 std::vector<at::Tensor> operation(const char* name, Operands of, Body&& body) {
   if (!operations_are_recorded()) return body(of);
-  return dispatch_operation(name, std::move(of), OperationBody(std::forward<Body>(body)));
+  return dispatch_operation(name, std::move(of), OperationBody(std::forward<Body>(body)), /*once=*/false);
+}
+
+/// The same, but every step runs it exactly once, all of this kind in the order in which they were recorded: what adds
+/// to something that the plan does not see, or that other ranks call too.
+template <class Body>
+std::vector<at::Tensor> operation_once(const char* name, Operands of, Body&& body) {
+  if (!operations_are_recorded()) return body(of);
+  return dispatch_operation(name, std::move(of), OperationBody(std::forward<Body>(body)), /*once=*/true);
 }
 
 }  // namespace dovetail

@@ -137,6 +137,7 @@ class Recorder {
     CapturedOperation made{.handle = op, .name = name, .layer = layer};
     made.backward = torch::autograd::get_current_node() != nullptr;
     made.random = op.hasTag(at::Tag::nondeterministic_seeded);
+    made.once = ours && (*stack)[stack->size() - 2].toBool();
     for (size_t i = 0; i < count; ++i) {
       const c10::IValue& value = (*stack)[first + i];
       user_check(!made.random || !value.isGenerator(), "plan: {}{} draws from a generator of its own", name, in(layer));
@@ -158,7 +159,7 @@ class Recorder {
     op.redispatchBoxed(keys, stack);
     made.seconds = now_seconds() - start_s;
     const auto results = schema.returns().size();
-    bool only_views = made.writes.empty() && !made.random;
+    bool only_views = made.writes.empty() && !made.random && !ours;
     for (size_t i = 0; i < results; ++i)
       convert((*stack)[stack->size() - results + i], [&](const at::Tensor& tensor) {
         if (!tensor.defined() || known(tensor)) return TensorUse{};
@@ -184,6 +185,7 @@ class Recorder {
     for (const at::Tensor& tensor : results) step_.results.push_back(use_of(tensor, "the result of the step", ""));
     for (const TensorUse& use : step_.results)
       if (!step_.storages[use.storage].external.defined()) step_.storages[use.storage].kind = TensorKind::kOutput;
+    step_.held_bytes = take_most_held_bytes();
     mark_gradients();
     return std::move(step_);
   }
@@ -310,6 +312,7 @@ CapturedStep record_step(const std::function<std::vector<at::Tensor>()>& step, c
   const std::unique_ptr<Recorder*, decltype(stop)> stopped(&recording, stop);
   const c10::DebugInfoGuard report(c10::DebugInfoKind::PROFILER_STATE, recorder.log());
   std::vector<at::Tensor> results;
+  take_most_held_bytes();
   {
     const c10::impl::IncludeDispatchKeyGuard here(kKey);
     results = step();

@@ -44,6 +44,7 @@ struct CapturedOperation {
   bool backward = false;
   bool random = false;  ///< draws from the default generator
   double seconds = 0;   ///< that it took when it was recorded
+  bool once = false;    ///< may not run again (base/operation.h)
   std::vector<CapturedArgument> arguments;
   std::vector<int> reads;             ///< storages, each once
   std::vector<int> writes;            ///< storages that existed before and are changed
@@ -64,6 +65,7 @@ struct CapturedStep {
   std::vector<CapturedStorage> storages;
   std::vector<CapturedOperation> operations;
   std::vector<TensorUse> results;  ///< what the step returned
+  int64_t held_bytes = 0;          ///< the most that HeldMemory came to (base/operation.h)
 };
 
 }  // namespace dovetail::plan

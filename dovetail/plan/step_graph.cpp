@@ -78,6 +78,7 @@ class Builder {
 
   void add_tensors() {
     made_.tensor_of_storage.assign(step_.storages.size(), -1);
+    made_.graph.base_bytes += step_.held_bytes;
     for (size_t s = 0; s < step_.storages.size(); ++s) {
       const CapturedStorage& storage = step_.storages[s];
       if (is_constant(static_cast<int>(s))) {
@@ -99,6 +100,7 @@ class Builder {
     for (int o = node.first; o < node.last; ++o) {
       const auto& operation = step_.operations[o];
       out.random = out.random || operation.random;
+      out.recomputable = out.recomputable && !operation.once;
       for (const int storage : operation.makes) makes.push_back(storage);
       for (const int storage : operation.reads)
         if (!contains(makes, storage)) add_tensor(out.inputs, storage);

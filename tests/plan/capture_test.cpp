@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/operation.h"
 #include "dovetail/plan/step_graph.h"
 #include "tests/plan/small_step.h"
 
@@ -73,6 +75,35 @@ TEST(Capture, WhatIsChangedInPlaceAtOnceIsOneNode) {
   int once = 0;
   for (const GraphNode& node : graph.graph.nodes) once += node.runs_once() ? 1 : 0;
   EXPECT_GE(once, 10);
+}
+
+TEST(Capture, OperationsThatRunOnceCannotRunAgainAndWhatTheyHoldIsAlwaysThere) {
+  SmallStep step;
+  const int64_t without = graph_of(captured(step)).graph.base_bytes;
+  std::unique_ptr<HeldMemory> held;
+  const CapturedStep made = capture(
+      [&] {
+        const at::Tensor loss = step()[0];
+        operation_once("test::start", {.reads = {loss}}, [&](const Operands&) {
+          held = std::make_unique<HeldMemory>(1000);
+          return std::vector<at::Tensor>();
+        });
+        const at::Tensor doubled = operation("test::double", {.reads = {loss}},
+                                             [](const Operands& of) { return std::vector{of.reads[0] * 2}; })[0];
+        const at::Tensor came = operation_once("test::wait", {}, [&](const Operands&) {
+          held.reset();
+          return std::vector{at::ones({32})};
+        })[0];
+        return std::vector{doubled + came};
+      },
+      step.tensors());
+  const StepGraph graph = graph_of(made);
+  EXPECT_EQ(graph.graph.base_bytes, without + 1000);
+  std::map<std::string, bool> once;
+  for (const GraphNode& node : graph.graph.nodes) once[node.name.substr(0, node.name.rfind(':'))] = node.runs_once();
+  EXPECT_TRUE(once.at("test::start"));
+  EXPECT_TRUE(once.at("test::wait"));
+  EXPECT_FALSE(once.at("test::double"));
 }
 
 TEST(Capture, RefusesWhatCannotBeRunAgain) {
