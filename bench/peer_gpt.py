@@ -6,11 +6,14 @@ bench/gpt.py on stdin and stdout.
 
 import argparse
 import contextlib
+import ctypes
+import gc
 import json
 import sys
 import time
 
 import torch
+import torch._functorch.config
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
@@ -121,6 +124,11 @@ def resident(key: str) -> int:
     raise RuntimeError(f"{key} is not in /proc/self/status")
 
 
+def reset_peak() -> None:
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+
+
 def shares(step, tokens) -> dict:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
         step(tokens)
@@ -144,6 +152,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--precision", choices=["fp32", "autocast", "master"], required=True)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--activation-memory-budget", type=float, help="of torch.compile's partitioner, 0 to 1")
     parser.add_argument("--checkpoint", action="store_true", help="recompute every block")
     parser.add_argument("--save-on-cpu", action="store_true", help="torch.autograd.graph.save_on_cpu")
     parser.add_argument("--weights", required=True)
@@ -151,9 +160,10 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.set_num_threads(options.threads)
+    if options.activation_memory_budget is not None:
+        torch._functorch.config.activation_memory_budget = options.activation_memory_budget
     baseline = resident("VmRSS")
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")
+    reset_peak()
     model = PeerGPT(options.layers, options.width, options.heads, options.context, options.vocab)
     load_ours(model, options.weights)
     model.recompute = options.checkpoint
@@ -173,6 +183,11 @@ def main() -> None:
             reply = {"seconds": time.perf_counter() - begin, "losses": losses}
         elif command[0] == "memory":
             reply = {"bytes": resident("VmHWM") - baseline}
+        elif command[0] == "warm":  # memory counts from here on: compiling took its own
+            gc.collect()
+            ctypes.CDLL(None).malloc_trim(0)
+            reset_peak()
+            reply = {}
         elif command[0] == "shares":
             reply = shares(step, tokens)
         print(json.dumps(reply), flush=True)
