@@ -25,7 +25,8 @@ UpdateTime parse_update_time(const std::string& name) {
 Tables make_tables(const std::vector<std::string>& names, const std::vector<int64_t>& rows,
                    const std::vector<int64_t>& dims, const std::vector<std::string>& poolings,
                    const std::vector<int64_t>& feature_table, const std::string& optimizer,
-                   const std::vector<double>& numbers, const std::string& update, int64_t seed) {
+                   const std::vector<double>& numbers, const std::string& update, int64_t seed,
+                   const std::string& row_dtype) {
   user_check(rows.size() == names.size() && dims.size() == names.size() && poolings.size() == names.size(),
              "embedding: {} names of tables, {} rows, {} dims, {} poolings; there must be one of each", names.size(),
              rows.size(), dims.size(), poolings.size());
@@ -40,7 +41,8 @@ Tables make_tables(const std::vector<std::string>& names, const std::vector<int6
                               .beta2 = numbers[3],
                               .eps = numbers[4],
                               .weight_decay = numbers[5]},
-                .seed = static_cast<uint64_t>(seed)};
+                .seed = static_cast<uint64_t>(seed),
+                .row_dtype = parse_row_dtype(row_dtype)};
   for (size_t t = 0; t < names.size(); ++t)
     spec.tables.push_back({.name = names[t], .rows = rows[t], .dim = dims[t], .pooling = parse_pooling(poolings[t])});
   return c10::make_intrusive<TrainedTables>(std::move(spec), parse_update_time(update));
@@ -75,7 +77,7 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
   m.def("embedding_lookup", dovetail::embedding::library_lookup);
   m.def("embedding_apply", [](const Tables& tables) { tables->apply(); });
   m.def("embedding_set_lr", [](const Tables& tables, double lr) { tables->tables().set_lr(lr); });
-  m.def("embedding_weight", [](const Tables& tables, int64_t table) { return tables->tables().weight(table); });
+  m.def("embedding_weight", [](const Tables& tables, int64_t table) { return tables->tables().stored(table); });
   m.def("embedding_state", dovetail::embedding::library_state);
   m.def("embedding_steps", [](const Tables& tables) { return tables->tables().steps(); });
   m.def("embedding_set_steps", [](const Tables& tables, int64_t steps) { tables->tables().set_steps(steps); });

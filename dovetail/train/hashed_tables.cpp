@@ -109,6 +109,7 @@ void restore_hashed_tables(embedding::DistributedTables& tables, const StoredChe
 embedding::HashedCounters sum_over_ranks(Group& group, const std::optional<embedding::HashedCounters>& own) {
   const embedding::HashedCounters from = own.value_or(embedding::HashedCounters());
   std::vector<double> values;
+  values.reserve(embedding::kHashedCounters.size());
   for (const auto& [name, counter] : embedding::kHashedCounters) values.push_back(static_cast<double>(from.*counter));
   values = sum_over_ranks(group, values);
   embedding::HashedCounters sum;

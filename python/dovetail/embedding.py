@@ -27,10 +27,11 @@ class EmbeddingCollection(nn.Module):
     weights (N) float32 or None -> (samples, sum of the features' dims), features side by side in the order of
     `features`.
 
-    `optimizer` is "sgd", "momentum", "adagrad", "rowwise_adagrad" or "adam". With update "backward" each backward is a
-    step; with "apply" gradients wait for `apply()`, and those of micro-batches give the bits of their batch. The rows
-    are no parameters: `state_dict` holds, for each table, ``TABLE.weight`` and what its optimizer keeps, and the number
-    of steps.
+    `optimizer` is "sgd", "momentum", "adagrad", "rowwise_adagrad" or "adam". `row_dtype` says how rows are stored:
+    "fp32", "bf16" or "mxfp8", the last two rounded stochastically by an update; the optimizer's state is float32.
+    With update "backward" each backward is a step; with "apply" gradients wait for `apply()`, and those of
+    micro-batches give the bits of their batch. The rows are no parameters: `state_dict` holds, for each table,
+    ``TABLE.weight`` and what its optimizer keeps, and the number of steps.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class EmbeddingCollection(nn.Module):
         weight_decay: float = 0.0,
         update: str = "backward",
         seed: int = 0,
+        row_dtype: str = "fp32",
     ):
         super().__init__()
         self.tables, self.features = [Table(*table) for table in tables], dict(features)
@@ -62,6 +64,7 @@ class EmbeddingCollection(nn.Module):
             [lr, momentum, *betas, eps, weight_decay],
             update,
             seed,
+            row_dtype,
         )
 
     def forward(self, values: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -75,7 +78,8 @@ class EmbeddingCollection(nn.Module):
         torch.ops.dovetail.embedding_set_lr(self.packed, lr)
 
     def weight(self, table: str) -> Tensor:
-        """(rows, dim): the rows themselves, not a copy."""
+        """The rows themselves as they are stored, not a copy: (rows, dim) float32 or bfloat16; of "mxfp8" (rows, dim +
+        ceil(dim / 32)) uint8, E4M3 codes and behind them E8M0 scales."""
         return self._rows(self._index(table))
 
     def _index(self, table: str) -> int:
@@ -106,6 +110,8 @@ class EmbeddingCollection(nn.Module):
                 torch.ops.dovetail.embedding_set_steps(self.packed, int(state_dict[prefix + name]))
             elif state_dict[prefix + name].shape != tensors[name].shape:
                 errors.append(f"{prefix + name} is {tensors[name].shape}, not {state_dict[prefix + name].shape}")
+            elif state_dict[prefix + name].dtype != tensors[name].dtype:
+                errors.append(f"{prefix + name} is {tensors[name].dtype}, not {state_dict[prefix + name].dtype}")
             else:
                 tensors[name].copy_(state_dict[prefix + name])
         known = {prefix + name for name in [*tensors, "steps"]}

@@ -77,6 +77,32 @@ def test_weights_are_per_sample_weights():
         ours(values, offsets, weights.requires_grad_())
 
 
+@pytest.mark.parametrize("row_dtype,dtype,step", [("bf16", torch.bfloat16, 2**-8), ("mxfp8", torch.uint8, 2**-3)])
+def test_smaller_rows_are_those_of_fp32_rounded(row_dtype, dtype, step):
+    ours, theirs = make("adagrad", row_dtype=row_dtype), make("adagrad")
+    assert ours.weight("user").dtype == dtype
+    every = torch.arange(ROWS).repeat(3), torch.arange(3 * ROWS + 1)
+    torch.testing.assert_close(ours(*every), theirs(*every), rtol=step, atol=step / 4)
+    for seed in range(3):
+        values, offsets, upstream = batch(seed)
+        ours(values, offsets).backward(upstream)
+        theirs(values, offsets).backward(upstream)
+    torch.testing.assert_close(ours(*every), theirs(*every), rtol=4 * step, atol=4 * step)
+    assert not torch.equal(ours(*every), theirs(*every))
+    again = make("adagrad", row_dtype=row_dtype)
+    again.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(again(*every), ours(*every), rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match=r"user\.weight is"):
+        theirs.load_state_dict(ours.state_dict())
+    if row_dtype == "bf16":
+        torch.testing.assert_close(ours(*every)[:, :16], ours.weight("user").float(), rtol=0, atol=0)
+
+
+def test_an_unknown_dtype_of_rows_is_refused():
+    with pytest.raises(RuntimeError, match="row_dtype"):
+        make("sgd", row_dtype="fp16")
+
+
 def test_micro_batches_wait_for_apply_and_give_the_bits_of_the_batch():
     whole, cut = make("adam"), make("adam", update="apply")
     values, offsets, upstream = batch(1)
