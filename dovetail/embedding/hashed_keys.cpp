@@ -46,7 +46,7 @@ KeyCounts HashedTables::Keys::counts(const std::vector<int64_t>& numbers) const 
   std::vector<uint64_t> gone;
   std::ranges::copy_if(removed_, std::back_inserter(gone), [&](uint64_t key) { return find(key) == kNone; });
   std::ranges::sort(gone);
-  gone.erase(std::ranges::unique(gone).begin(), gone.end());
+  gone.erase(std::unique(gone.begin(), gone.end()), gone.end());
   found.removed = at::empty({std::ssize(gone)}, at::kLong);
   std::ranges::copy(gone, found.removed.mutable_data_ptr<int64_t>());
   return found;
