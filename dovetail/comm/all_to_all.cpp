@@ -5,25 +5,51 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <memory>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/operation.h"
 
 namespace dovetail {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Encoded rows on their way, and what it takes to read them.
-struct Transfer {
-  Transfer(const at::Tensor& x, const Exchange& exchange, Payload payload)
-      : payload(payload), width(x.size(-1)), dtype(x.scalar_type()), pending(exchange.start(encode(x, payload))) {}
-  at::Tensor wait() { return decode(pending.wait(), payload, width, dtype); }
+/// Encoded rows on their way, and what it takes to read them. `planned`: x lies, and what is received shall lie, where
+/// a plan has a place for it, for no longer than it says; what is on the way lies beside that.
+class Transfer {
+ public:
+  Transfer(const at::Tensor& x, const Exchange& exchange, Payload payload, bool planned)
+      : payload_(payload), width_(x.size(-1)), dtype_(x.scalar_type()), planned_(planned) {
+    const UnrecordedAllocations of_the_group;
+    at::Tensor message = encode(x, payload);
+    if (planned && message.is_alias_of(x)) message = message.clone();
+    const int64_t row_bytes = message.stride(0) * static_cast<int64_t>(message.element_size());
+    held_.emplace(row_bytes * (exchange.rows_sent() + exchange.rows_received()));
+    pending_ = exchange.start(message);
+  }
 
-  Payload payload;
-  int64_t width;
-  at::ScalarType dtype;
-  Exchange::Pending pending;
+  at::Tensor wait() {
+    const at::Tensor message = arrived();
+    const at::Tensor rows = decode(message, payload_, width_, dtype_);
+    return planned_ && rows.is_alias_of(message) ? rows.clone() : rows;
+  }
+
+ private:
+  at::Tensor arrived() {
+    const UnrecordedAllocations of_the_group;
+    return pending_.wait();
+  }
+
+  Payload payload_;
+  int64_t width_;
+  at::ScalarType dtype_;
+  bool planned_;
+  std::optional<HeldMemory> held_;
+  Exchange::Pending pending_;
 };
 
 struct PendingRows::State : torch::CustomClassHolder {
@@ -36,6 +62,22 @@ struct PendingRows::State : torch::CustomClassHolder {
 namespace {
 
 using State = PendingRows::State;
+using Way = std::unique_ptr<Transfer> State::*;  ///< forward or backward
+
+void start(const c10::intrusive_ptr<State>& state, Way way, const at::Tensor& x, const Exchange& exchange,
+           Payload payload) {
+  operation_once("dovetail::all_to_all_start", {.reads = {x}},
+                 [state, way, exchange, payload, planned = operations_are_recorded()](const Operands& of) {
+                   (*state).*way = std::make_unique<Transfer>(of.reads[0], exchange, payload, planned);
+                   return std::vector<at::Tensor>();
+                 });
+}
+
+at::Tensor wait_for(const c10::intrusive_ptr<State>& state, Way way) {
+  return operation_once("dovetail::all_to_all_wait", {}, [state, way](const Operands&) {
+    return std::vector{std::exchange((*state).*way, nullptr)->wait()};
+  })[0];
+}
 
 c10::intrusive_ptr<State> state_of(AutogradContext* context) {
   user_check(!at::GradMode::is_enabled(), "all_to_all: second derivatives are not supported");
@@ -50,13 +92,13 @@ class TransferStart : public torch::autograd::Function<TransferStart> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& anchor,
                             const c10::intrusive_ptr<State>& state) {
     context->saved_data["state"] = c10::IValue::make_capsule(state);
-    state->forward = std::make_unique<Transfer>(x, state->exchange, state->payloads.forward);
+    start(state, &State::forward, x, state->exchange, state->payloads.forward);
     return at::empty({0}, x.options());
   }
 
   static variable_list backward(AutogradContext* context, const variable_list&) {
     const auto state = state_of(context);
-    const auto gradient = std::exchange(state->backward, nullptr)->wait();
+    const auto gradient = wait_for(state, &State::backward);
     return {context->needs_input_grad(0) ? gradient : at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
@@ -65,12 +107,12 @@ class TransferEnd : public torch::autograd::Function<TransferEnd> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& token, const c10::intrusive_ptr<State>& state) {
     context->saved_data["state"] = c10::IValue::make_capsule(state);
-    return std::exchange(state->forward, nullptr)->wait();
+    return wait_for(state, &State::forward);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto state = state_of(context);
-    state->backward = std::make_unique<Transfer>(gradients[0], state->exchange.reversed(), state->payloads.backward);
+    start(state, &State::backward, gradients[0], state->exchange.reversed(), state->payloads.backward);
     return {at::empty({0}, gradients[0].options()), at::Tensor()};
   }
 };
@@ -121,7 +163,7 @@ PendingRows& PendingRows::operator=(PendingRows&&) noexcept = default;
 
 at::Tensor PendingRows::wait() {
   DOVETAIL_CHECK(state_ && state_->forward, "rows that are not under way");
-  return token_.defined() ? TransferEnd::apply(token_, state_) : std::exchange(state_->forward, nullptr)->wait();
+  return token_.defined() ? TransferEnd::apply(token_, state_) : wait_for(state_, &State::forward);
 }
 
 PendingRows start_all_to_all(const at::Tensor& x, const Exchange& exchange, const Payloads& payloads) {
@@ -132,7 +174,7 @@ PendingRows start_all_to_all(const at::Tensor& x, const Exchange& exchange, cons
     auto token = TransferStart::apply(x, anchor, state);
     return {std::move(state), std::move(token)};
   }
-  state->forward = std::make_unique<Transfer>(x, exchange, payloads.forward);
+  start(state, &State::forward, x, exchange, payloads.forward);
   return {std::move(state), at::Tensor()};
 }
 

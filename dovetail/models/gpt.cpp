@@ -158,8 +158,10 @@ LossSum GPT::loss(const at::Tensor& tokens, const moe::Pass& pass) {
   const LayerScope part("head");
   const auto sum = dovetail::linear_cross_entropy(x_btc.reshape({-1, state_->config.width}), state_->head_weight(),
                                                   targets.reshape({-1}).to(x_btc.device()));
-  const int64_t weight = count_targets(tokens);
-  return {sum, weight, router_loss.defined() ? router_loss * weight : router_loss};
+  if (!router_loss.defined()) return {sum, count_targets(tokens), {}};
+  // A tensor, for a recorded step has another number of targets each time.
+  const at::Tensor weight = targets.ne(kPaddingToken).sum().to(router_loss.options());
+  return {sum, count_targets(tokens), router_loss * weight};
 }
 
 int64_t count_targets(const at::Tensor& tokens) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/operation.h"
 
 namespace dovetail::moe {
 
@@ -162,9 +163,7 @@ double scale_both(const double* mass, std::vector<double>& of_token, std::vector
   return change / total;
 }
 
-}  // namespace
-
-at::Tensor sinkhorn(const at::Tensor& scores) {
+at::Tensor scaled_plan(const at::Tensor& scores) {
   const int64_t tokens = scores.size(0), experts = scores.size(1);
   at::Tensor x = at::nan_to_num(scores.detach().to(at::kDouble), -INFINITY, INFINITY, -INFINITY);
   if (tokens == 0) return x;
@@ -179,13 +178,25 @@ at::Tensor sinkhorn(const at::Tensor& scores) {
   return plan;
 }
 
-at::Tensor assign_balanced(const at::Tensor& scores) {
+at::Tensor balanced(const at::Tensor& scores) {
   const int64_t tokens = scores.size(0), experts = scores.size(1);
   const at::Tensor x = at::nan_to_num(scores.detach().to(at::kDouble), -kMostScore).clamp(-kMostScore, kMostScore);
   const at::Tensor units = (x * (-1 / kScoreUnit)).round().to(at::kLong).contiguous();
   const auto* cost = units.const_data_ptr<int64_t>();
   const std::vector<int32_t> expert = BalancedAssignment({cost, cost + units.numel()}, tokens, experts).solve();
   return at::tensor(at::ArrayRef<int32_t>(expert), at::kInt);
+}
+
+}  // namespace
+
+at::Tensor sinkhorn(const at::Tensor& scores) {
+  return operation("dovetail::moe_sinkhorn", {.reads = {scores}},
+                   [](const Operands& of) { return std::vector{scaled_plan(of.reads[0])}; })[0];
+}
+
+at::Tensor assign_balanced(const at::Tensor& scores) {
+  return operation("dovetail::moe_assign_balanced", {.reads = {scores}},
+                   [](const Operands& of) { return std::vector{balanced(of.reads[0])}; })[0];
 }
 
 at::Tensor assign_in_turn(int64_t tokens, int64_t experts, int64_t k) {

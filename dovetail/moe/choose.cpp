@@ -9,6 +9,7 @@
 #include <numeric>
 #include <vector>
 
+#include "dovetail/base/operation.h"
 #include "dovetail/base/parallel.h"
 #include "dovetail/moe/choose_gpu.h"
 #include "dovetail/moe/slot_order.h"
@@ -124,10 +125,7 @@ void drop_smallest(const at::Tensor& expert, const at::Tensor& weight, int64_t e
   }
 }
 
-}  // namespace
-
-at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias, const RoutingSpec& spec) {
-  if (scores.is_cuda()) return gpu::choose_experts(scores, bias, spec);
+at::Tensor choose_experts_on_cpu(const at::Tensor& scores, const at::Tensor& bias, const RoutingSpec& spec) {
   const int64_t tokens = scores.size(0), experts = scores.size(1);
   at::Tensor chosen = at::empty({tokens, spec.k}, scores.options().dtype(at::kInt).requires_grad(false));
   auto* to = chosen.mutable_data_ptr<int32_t>();
@@ -145,19 +143,9 @@ at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias, cons
   return chosen;
 }
 
-at::Tensor count_choices(const at::Tensor& expert, int64_t experts) {
-  if (expert.is_cuda()) return gpu::count_choices(expert, experts);
-  return at::bincount(expert.reshape({-1}), {}, experts);
-}
-
-at::Tensor visiting_order(const at::Tensor& scores, const RoutingSpec& spec) {
-  if (!spec.batch_prioritized) return at::arange(scores.size(0), scores.options().dtype(at::kLong));
-  return at::argsort(scores.amax(1), /*stable=*/true, /*dim=*/0, /*descending=*/true);
-}
-
-at::Tensor assign_slots(const at::Tensor& expert, const at::Tensor& weight, const at::Tensor& order,
-                        const at::Tensor& drawn_out, int64_t experts, int64_t capacity, const RoutingSpec& spec) {
-  if (expert.is_cuda()) return gpu::assign_slots(expert, weight, order, drawn_out, experts, capacity, spec);
+at::Tensor assign_slots_on_cpu(const at::Tensor& expert, const at::Tensor& weight, const at::Tensor& order,
+                               const at::Tensor& drawn_out, int64_t experts, int64_t capacity,
+                               const RoutingSpec& spec) {
   const int64_t k = expert.size(1);
   at::Tensor slots = at::full(expert.sizes(), kDropped, expert.options());
   const auto* e = expert.const_data_ptr<int32_t>();
@@ -188,6 +176,36 @@ at::Tensor assign_slots(const at::Tensor& expert, const at::Tensor& weight, cons
     slot[i] = static_cast<int32_t>(next);
   }
   return slots;
+}
+
+}  // namespace
+
+at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias, const RoutingSpec& spec) {
+  if (scores.is_cuda()) return gpu::choose_experts(scores, bias, spec);
+  return operation("dovetail::moe_choose_experts", {.reads = {scores, bias}}, [spec](const Operands& of) {
+    return std::vector{choose_experts_on_cpu(of.reads[0], of.reads[1], spec)};
+  })[0];
+}
+
+at::Tensor count_choices(const at::Tensor& expert, int64_t experts) {
+  if (expert.is_cuda()) return gpu::count_choices(expert, experts);
+  return operation("dovetail::moe_count_choices", {.reads = {expert.reshape({-1})}},
+                   [experts](const Operands& of) { return std::vector{at::bincount(of.reads[0], {}, experts)}; })[0];
+}
+
+at::Tensor visiting_order(const at::Tensor& scores, const RoutingSpec& spec) {
+  if (!spec.batch_prioritized) return at::arange(scores.size(0), scores.options().dtype(at::kLong));
+  return at::argsort(scores.amax(1), /*stable=*/true, /*dim=*/0, /*descending=*/true);
+}
+
+at::Tensor assign_slots(const at::Tensor& expert, const at::Tensor& weight, const at::Tensor& order,
+                        const at::Tensor& drawn_out, int64_t experts, int64_t capacity, const RoutingSpec& spec) {
+  if (expert.is_cuda()) return gpu::assign_slots(expert, weight, order, drawn_out, experts, capacity, spec);
+  return operation(
+      "dovetail::moe_assign_slots", {.reads = {expert, weight, order, drawn_out}}, [=](const Operands& of) {
+        return std::vector{
+            assign_slots_on_cpu(of.reads[0], of.reads[1], of.reads[2], of.reads[3], experts, capacity, spec)};
+      })[0];
 }
 
 at::Tensor choose_rows(const at::Tensor& scores, int64_t capacity) {

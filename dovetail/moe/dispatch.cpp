@@ -1,12 +1,14 @@
 #include "dovetail/moe/dispatch.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <numeric>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/operation.h"
 #include "dovetail/moe/dispatch_gpu.h"
 #include "dovetail/moe/saved_dispatch.h"
 #include "dovetail/ops/dispatch.h"
@@ -14,8 +16,10 @@
 
 namespace dovetail::moe {
 
-Dispatch dispatch(const at::Tensor& expert_of, const at::Tensor& slot_of, int64_t expert_count) {
-  if (expert_of.is_cuda()) return gpu::dispatch(expert_of, slot_of, expert_count);
+namespace {
+
+/// expert and slot (T, k) on the CPU: first, and choice and token with zeros behind the last row.
+std::vector<at::Tensor> sorted(const at::Tensor& expert_of, const at::Tensor& slot_of, int64_t expert_count) {
   const int64_t choices = expert_of.numel(), k = expert_of.size(1);
   const auto experts = static_cast<size_t>(expert_count);
   const auto* expert = expert_of.const_data_ptr<int32_t>();
@@ -29,37 +33,69 @@ Dispatch dispatch(const at::Tensor& expert_of, const at::Tensor& slot_of, int64_
   }
   std::partial_sum(first.begin(), first.end(), first.begin());
   std::vector<int64_t> in_slot(static_cast<size_t>(first.back()), -1);
-  int64_t rows = 0;
   for (int64_t i = 0; i < choices; ++i) {
-    if (slot[i] < 0) continue;
-    in_slot[static_cast<size_t>(first[static_cast<size_t>(expert[i])] + slot[i])] = i;
-    ++rows;
+    if (slot[i] >= 0) in_slot[static_cast<size_t>(first[static_cast<size_t>(expert[i])] + slot[i])] = i;
   }
 
-  Dispatch out;
-  out.begin.reserve(experts + 1);
-  out.choice = at::empty({rows}, at::kLong);
-  out.token = at::empty({rows}, at::kInt);
-  auto* choice = out.choice.mutable_data_ptr<int64_t>();
-  auto* token = out.token.mutable_data_ptr<int32_t>();
+  std::vector<at::Tensor> out = {at::empty({expert_count + 1}, at::kLong), at::empty({choices}, at::kLong),
+                                 at::empty({choices}, at::kInt)};
+  auto* begin = out[0].mutable_data_ptr<int64_t>();
+  auto* choice = out[1].mutable_data_ptr<int64_t>();
+  auto* token = out[2].mutable_data_ptr<int32_t>();
   int64_t row = 0;
   for (size_t e = 0; e < experts; ++e) {
-    out.begin.push_back(row);
+    begin[e] = row;
     for (auto at = static_cast<size_t>(first[e]); at < static_cast<size_t>(first[e + 1]); ++at) {
       if (in_slot[at] < 0) continue;
       choice[row] = in_slot[at];
       token[row++] = static_cast<int32_t>(in_slot[at] / k);
     }
   }
-  out.begin.push_back(row);
+  begin[experts] = row;
+  std::fill(choice + row, choice + choices, 0);
+  std::fill(token + row, token + choices, 0);
   return out;
 }
 
-Dispatch padded(Dispatch to, int64_t capacity) {
+Dispatch checked(Dispatch to, int64_t capacity) {
   for (int64_t e = 0; e < to.experts(); ++e)
     DOVETAIL_CHECK(to.rows(e) <= capacity, "expert {} has {} rows for {} places", e, to.rows(e), capacity);
   to.capacity = capacity;
   return to;
+}
+
+}  // namespace
+
+Dispatch dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts) {
+  if (expert.is_cuda()) return gpu::dispatch(expert, slot, experts);
+  if (operations_are_recorded())
+    throw UserError(
+        "moe: experts without padding have other numbers of rows in each step, which a recorded step cannot",
+        "pad them (model.moe.pad_to_capacity = true), or train without memory.budget");
+  const auto made = sorted(expert.contiguous(), slot.contiguous(), experts);
+  return Dispatch{.begin = {}, .choice = made[1], .token = made[2], .first = made[0]}.known();
+}
+
+Dispatch padded_dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts, int64_t capacity) {
+  if (expert.is_cuda()) return checked(gpu::dispatch(expert, slot, experts), capacity);
+  user_check(
+      capacity > 0 || !operations_are_recorded(),
+      "moe: experts have no places in a chunk; a lower parallel.overlap or a higher capacity_factor gives them some");
+  const auto made = operation("dovetail::moe_dispatch", {.reads = {expert.contiguous(), slot.contiguous()}},
+                              [experts](const Operands& of) { return sorted(of.reads[0], of.reads[1], experts); });
+  const Dispatch out{
+      .begin = {}, .choice = made[1], .token = made[2], .capacity = capacity, .row_of_token = {}, .first = made[0]};
+  return operations_are_recorded() ? out : out.known();
+}
+
+Dispatch Dispatch::known() const {
+  if (is_known()) return *this;
+  Dispatch out = *this;
+  const auto* numbers = first.const_data_ptr<int64_t>();
+  out.begin.assign(numbers, numbers + first.size(0));
+  out.choice = choice.narrow(0, 0, out.rows());
+  out.token = token.narrow(0, 0, out.rows());
+  return capacity > 0 ? checked(std::move(out), capacity) : out;
 }
 
 namespace {
@@ -139,16 +175,38 @@ class DispatchFunction : public torch::autograd::Function<DispatchFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Dispatch& to) {
     save_with_dispatch(context, {}, to);
     context->saved_data["tokens"] = x.size(0);
-    return take_tokens(x, to);
+    return operation("dovetail::moe_dispatch_rows", {.reads = with_dispatch({x}, to)},
+                     [numbers = numbers_of(to)](const Operands& of) {
+                       return std::vector{take_tokens(of.reads[0], dispatch_behind(of.reads, 1, numbers).known())};
+                     })[0];
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const auto saved = context->get_saved_variables();
+    const Dispatch to = saved_dispatch(context, context->get_saved_variables());
     const at::Tensor drows = gradients[0].contiguous();
-    const at::Tensor dx =
-        sum_by_token(drows, {}, saved_dispatch(context, saved), context->saved_data["tokens"].toInt());
+    const at::Tensor dx = operation(
+        "dovetail::moe_dispatch_gradient", {.reads = with_dispatch({drows}, to)},
+        [numbers = numbers_of(to), tokens = context->saved_data["tokens"].toInt()](const Operands& of) {
+          return std::vector{sum_by_token(of.reads[0], {}, dispatch_behind(of.reads, 1, numbers).known(), tokens)};
+        })[0];
     return {dx.to(drows.scalar_type()), at::Tensor()};
   }
 };
+
+/// of: dy, rows, the weight of each row. The gradients of rows and of the weight (choices).
+variable_list combine_gradients(const std::vector<at::Tensor>& of, const Dispatch& to, at::IntArrayRef choices) {
+  const at::Tensor row_weight = of[2].narrow(0, 0, to.rows());
+  const at::Tensor all_dots = at::empty(of[2].sizes(), of[2].options()), dots = all_dots.narrow(0, 0, to.rows());
+  const at::Tensor drows = take_tokens(of[0], to, row_weight, of[1], dots);
+  at::Tensor dweight = at::zeros(choices, row_weight.options());
+  if (dweight.is_cuda()) {
+    dweight.view(-1).index_copy_(0, to.choice, dots);
+    return {drows, dweight};
+  }
+  const auto* choice = to.choice.const_data_ptr<int64_t>();
+  const auto* dot = dots.const_data_ptr<float>();
+  for (int64_t row = 0; row < to.rows(); ++row) dweight.mutable_data_ptr<float>()[choice[row]] = dot[row];
+  return {drows, dweight};
+}
 
 class CombineFunction : public torch::autograd::Function<CombineFunction> {
  public:
@@ -157,18 +215,24 @@ class CombineFunction : public torch::autograd::Function<CombineFunction> {
     const at::Tensor row_weight = weight.reshape(-1).index_select(0, to.choice);
     save_with_dispatch(context, {rows, row_weight}, to);
     context->saved_data["choices"] = weight.sizes().vec();
-    return sum_by_token(rows, row_weight, to, weight.size(0));
+    return operation("dovetail::moe_combine_rows", {.reads = with_dispatch({rows, row_weight}, to)},
+                     [numbers = numbers_of(to), tokens = weight.size(0)](const Operands& of) {
+                       const Dispatch now = dispatch_behind(of.reads, 2, numbers).known();
+                       const at::Tensor of_rows = of.reads[1].narrow(0, 0, now.rows());
+                       return std::vector{sum_by_token(of.reads[0], of_rows, now, tokens)};
+                     })[0];
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto saved = context->get_saved_variables();
     const Dispatch to = saved_dispatch(context, saved);
     const at::Tensor &rows = saved[0], &row_weight = saved[1];
     const at::Tensor dy = gradients[0].to(rows.scalar_type()).contiguous();
-    const at::Tensor dots = at::empty(row_weight.sizes(), row_weight.options());
-    const at::Tensor drows = take_tokens(dy, to, row_weight, rows, dots);
-    at::Tensor dweight = at::zeros(context->saved_data["choices"].toIntVector(), row_weight.options());
-    dweight.view(-1).index_copy_(0, to.choice, dots);
-    return {drows, dweight, at::Tensor()};
+    const auto made = operation(
+        "dovetail::moe_combine_gradient", {.reads = with_dispatch({dy, rows, row_weight}, to)},
+        [numbers = numbers_of(to), choices = context->saved_data["choices"].toIntVector()](const Operands& of) {
+          return combine_gradients(of.reads, dispatch_behind(of.reads, 3, numbers).known(), choices);
+        });
+    return {made[0], made[1], at::Tensor()};
   }
 };
 
@@ -186,6 +250,13 @@ void check_choices(const char* op, const at::Tensor& x, int64_t tokens, const Di
              to.row_of_token.defined() ? to.row_of_token.size(0) : 0, tokens);
 }
 
+/// In a recorded step rows are counted by the kernels.
+void check_known(const char* op, const at::Tensor& x, const Dispatch& to) {
+  if (to.is_known()) return;
+  throw UserError(fmt::format("{}: a recorded step needs our kernels, which are off or not for {}", op, describe(x)),
+                  "train without memory.budget, or in float32 or bfloat16 with all kernels on");
+}
+
 }  // namespace
 
 at::Tensor dispatch_rows(const at::Tensor& x, const Dispatch& to) {
@@ -193,6 +264,7 @@ at::Tensor dispatch_rows(const at::Tensor& x, const Dispatch& to) {
              describe(x));
   check_choices("dispatch", x, x.size(0), to);
   if (!by_kernel(x)) {
+    check_known("dispatch", x, to);
     at::Tensor rows = x.index_select(0, to.token);
     if (to.capacity == 0) return rows;
     return at::zeros({to.places(), x.size(1)}, x.options().requires_grad(false)).index_copy(0, places_of(to), rows);
@@ -210,6 +282,7 @@ at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weight, const 
              "combine: rows and weight must share one device: rows is {}, weight is {}", describe(rows),
              describe(weight));
   if (by_kernel(rows)) return CombineFunction::apply(rows.contiguous(), weight, to);
+  check_known("combine", rows, to);
   const at::Tensor kept = to.capacity == 0 ? rows : rows.index_select(0, places_of(to));
   const at::Tensor weighted = kept * weight.reshape(-1).index_select(0, to.choice).unsqueeze(1);
   return at::zeros({weight.size(0), rows.size(1)}, weight.options().requires_grad(false))

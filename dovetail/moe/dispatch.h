@@ -17,8 +17,16 @@ struct Dispatch {
   at::Tensor token;            ///< (rows) int32
   int64_t capacity = 0;        ///< places of each expert; 0: as many as it has rows
   at::Tensor row_of_token;     ///< on a GPU: (T, k) int32, a token's rows ascending, behind -1 for those it lacks
+  /// (E + 1) int64 on the CPU: what `begin` is, which is empty while a step is recorded (plan/capture.h) and it
+  /// differs from step to step. Then choice and token have room for every choice. Undefined where begin is always the
+  /// same.
+  at::Tensor first = {};
 
-  int64_t experts() const { return static_cast<int64_t>(begin.size()) - 1; }
+  /// In an operation, which sees the numbers of its step: with `begin`, choice and token as far as there are rows.
+  Dispatch known() const;
+  bool is_known() const { return !begin.empty(); }
+
+  int64_t experts() const { return is_known() ? static_cast<int64_t>(begin.size()) - 1 : first.size(0) - 1; }
   int64_t rows() const { return begin.back(); }
   int64_t first_row(int64_t expert) const { return begin[static_cast<size_t>(expert)]; }
   int64_t rows(int64_t expert) const { return first_row(expert + 1) - first_row(expert); }
@@ -26,12 +34,13 @@ struct Dispatch {
     return per_row.narrow(0, first_row(expert), rows(expert));
   }
   int64_t first_place(int64_t expert) const { return capacity > 0 ? expert * capacity : first_row(expert); }
-  int64_t places() const { return first_place(experts()); }
+  int64_t places() const { return capacity > 0 ? experts() * capacity : rows(); }
 };
 /// expert and slot (T, k) as of a Routing. On a GPU the experts' counts are copied to the host, which waits for them.
+/// UserError while a step is recorded: experts have other numbers of rows in each.
 Dispatch dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts);
-/// The same with `capacity` places for each expert, of which none may have more rows.
-Dispatch padded(Dispatch to, int64_t capacity);
+/// The same with `capacity` places for each expert, of which none may have more rows. A recorded step can have it.
+Dispatch padded_dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts, int64_t capacity);
 
 /// The rows of x (T, C) that go to the experts, expert by expert: (to.places(), C), zeros where there is none.
 at::Tensor dispatch_rows(const at::Tensor& x, const Dispatch& to);

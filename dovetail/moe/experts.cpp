@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/moe/grouped_linear.h"
 #include "dovetail/moe/saved_dispatch.h"
@@ -128,8 +129,44 @@ struct Places {
 
 class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
  public:
-  static at::Tensor forward(AutogradContext* context, at::TensorList tensors, const Dispatch& kept,
-                            const std::string& activation_name, bool bias) {
+  static at::Tensor forward(AutogradContext* context, at::TensorList tensors, const Dispatch& to,
+                            const std::string& activation, bool bias) {
+    auto made = operation("dovetail::experts", {.reads = with_dispatch(tensors.vec(), to)},
+                          [numbers = numbers_of(to), activation, bias](const Operands& of) {
+                            const size_t count = of.reads.size() - kDispatchTensors;
+                            return run(at::TensorList(of.reads).slice(0, count),
+                                       dispatch_behind(of.reads, count, numbers), activation, bias);
+                          });
+    variable_list saved = tensors.vec();
+    saved.insert(saved.end(), made.begin() + 1, made.end());
+    save_with_dispatch(context, std::move(saved), to);
+    context->saved_data["activation"] = activation;
+    context->saved_data["bias"] = bias;
+    return made[0];
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const Dispatch to = saved_dispatch(context, saved);
+    const Places at{.experts = to.experts(), .bias = context->saved_data["bias"].toBool()};
+    Operands of{.reads = saved};
+    of.reads.push_back(gradients[0]);
+    variable_list out =
+        operation("dovetail::experts_gradient", std::move(of),
+                  [numbers = numbers_of(to), at, activation = context->saved_data["activation"].toStringRef(),
+                   wants_x = context->needs_input_grad(Places::kX)](const Operands& given) {
+                    return differentiate(
+                        given.reads, dispatch_behind(given.reads, given.reads.size() - 1 - kDispatchTensors, numbers),
+                        at, activation, wants_x);
+                  });
+    out.resize(at.count() + 3);  // and the other arguments'
+    return out;
+  }
+
+ private:
+  /// y, the weight of each row, h of each run.
+  static variable_list run(at::TensorList tensors, const Dispatch& kept, const std::string& activation_name,
+                           bool bias) {
     const TraceSpan span("dovetail::experts");
     const Places at{.experts = kept.experts(), .bias = bias};
     const auto activation = activation_operation(activation_name);
@@ -165,24 +202,19 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
                         .c_weights = weights[e].narrow(0, 0, kept.rows(e))}});
     gemm_group(calls);
 
-    variable_list saved = tensors.vec();
-    saved.push_back(row_weight);
-    saved.insert(saved.end(), h.begin(), h.end());
-    save_with_dispatch(context, std::move(saved), kept);
-    context->saved_data["activation"] = activation_name;
-    context->saved_data["bias"] = bias;
-    return y;
+    variable_list made = {y, row_weight};
+    made.insert(made.end(), h.begin(), h.end());
+    return made;
   }
 
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+  /// saved: what `forward` saved, and dy behind it. The gradients of its tensors.
+  static variable_list differentiate(const variable_list& saved, const Dispatch& kept, const Places& at,
+                                     const std::string& activation_name, bool wants_x) {
     const TraceSpan span("dovetail::experts_backward");
-    const auto saved = context->get_saved_variables();
-    const Dispatch kept = saved_dispatch(context, saved);
-    const Places at{.experts = kept.experts(), .bias = context->saved_data["bias"].toBool()};
-    const auto activation = activation_operation(context->saved_data["activation"].toStringRef());
+    const auto activation = activation_operation(activation_name);
     const at::Tensor &x = saved[Places::kX], &weight = saved[Places::kWeight], &row_weight = saved[at.count()];
     const Dispatch to = with_usual_sizes(kept, x, weight);
-    const at::Tensor dy = gradients[0].to(x.scalar_type()).contiguous();
+    const at::Tensor dy = saved.back().to(x.scalar_type()).contiguous();
     const auto runs = runs_of_width(at.downs(saved));
     const at::TensorList h = at::TensorList(saved).slice(at.count() + 1, runs.size());
     const ByExpert token(to, to.token);
@@ -209,7 +241,7 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     }
 
     // What only down's gradients read goes before up's are made.
-    variable_list out(at.count() + 3);  // and the other arguments'
+    variable_list out(at.count());
     const ByExpert weights(to, row_weight.to(x.scalar_type()));
     const auto gradient = [&](size_t place) { return out[place] = at::empty(saved[place].sizes(), x.options()); };
     {
@@ -228,7 +260,7 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     }
     const ByExpert dh_of(to, runs, dh);
     at::Tensor dx;
-    if (context->needs_input_grad(Places::kX)) {
+    if (wants_x) {
       dx = at::zeros(x.sizes(), weight.options());
       for (int64_t e = 0; e < at.experts; ++e)
         calls.push_back(

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/operation.h"
 #include "dovetail/moe/experts.h"
 
 namespace dovetail::moe {
@@ -57,23 +58,17 @@ Layer::Output Layer::forward(const at::Tensor& x, const Pass& pass) {
     out.y = at::empty_like(x);
     return out;
   }
-  if (!pass.again) {
-    const at::Tensor counts = routing.count.cpu();
-    const auto* count = counts.const_data_ptr<int64_t>();
-    for (size_t e = 0; e < load_.count.size(); ++e) {
-      load_.count[e] += count[e];
-      load_.dropped += count[e];
-    }
-    load_.dropped -= (routing.slot >= 0).sum().item<int64_t>();
-  }
+  if (!pass.again) add_to_load(routing);
   const LocalExperts local = local_experts();
   const std::optional<int64_t> capacity = padded_capacity(routing, pass);
   at::Tensor y;
   if (ranks_) {
     y = parallel_feed_forward(rows, routing.weight, routing.expert, routing.slot, local, *ranks_, plan_, capacity);
-  } else if (const Dispatch to = dispatch(routing.expert, routing.slot, config_.experts); capacity) {
-    y = padded_feed_forward(rows, routing.weight, padded(to, *capacity), local);
+  } else if (capacity) {
+    y = padded_feed_forward(rows, routing.weight,
+                            padded_dispatch(routing.expert, routing.slot, config_.experts, *capacity), local);
   } else {
+    const Dispatch to = dispatch(routing.expert, routing.slot, config_.experts);
     y = local.modules ? apply_experts(rows, routing.weight, to, local.modules)
                       : feed_forward(rows, routing.weight, to, local.weights);
   }
@@ -81,6 +76,19 @@ Layer::Output Layer::forward(const at::Tensor& x, const Pass& pass) {
   if (shared_) y = y + shared_->forward(rows);
   out.y = y.view(x.sizes());
   return out;
+}
+
+void Layer::add_to_load(const Routing& routing) {
+  operation_once("dovetail::moe_count_load", {.reads = {routing.count, routing.slot}}, [this](const Operands& of) {
+    const at::Tensor counts = of.reads[0].cpu();
+    const auto* count = counts.const_data_ptr<int64_t>();
+    for (size_t e = 0; e < load_.count.size(); ++e) {
+      load_.count[e] += count[e];
+      load_.dropped += count[e];
+    }
+    load_.dropped -= (of.reads[1] >= 0).sum().item<int64_t>();
+    return std::vector<at::Tensor>();
+  });
 }
 
 std::optional<int64_t> Layer::padded_capacity(const Routing& routing, const Pass& pass) const {

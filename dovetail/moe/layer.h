@@ -63,6 +63,7 @@ class Layer : public torch::nn::Module {
   bool quantized() const;
 
  private:
+  void add_to_load(const Routing& routing);
   /// The experts of this rank: as one operation, or as modules if they are quantized.
   LocalExperts local_experts() const;
   /// What rows are padded to, if they are: the largest capacity of any rank. It follows from pass.most_tokens by every

@@ -9,65 +9,13 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/moe/parts.h"
 #include "dovetail/mx/feed_forward.h"
 #include "dovetail/ops/dispatch.h"
 
 namespace dovetail::moe {
 
 namespace {
-
-/// The parts that experts fall into, one for each rank of their holder, numbered in the order of the ranks and within
-/// one of its experts: as rows are sent.
-struct Parts {
-  const Placement& placement;
-  int64_t count() const { return placement.experts * placement.cut; }
-  int64_t first(int rank) const {
-    const int holder = placement.holder(rank);
-    return placement.first(holder) * placement.cut + placement.slice(rank) * placement.count(holder);
-  }
-  int64_t of(int64_t expert, int holder, int slice) const {
-    return first(holder * placement.cut + slice) + expert - placement.first(holder);
-  }
-};
-
-struct Choices {
-  at::Tensor expert, slot;
-};
-
-/// Each choice as one of each of the `shards` parts it goes to; those of shadowed experts and dropped ones have slot
-/// -1.
-Choices choices_of_parts(const Choices& choices, const Placement& placement, const Plan& plan) {
-  const Parts parts{placement};
-  const int64_t count = choices.expert.numel();
-  const int copies = placement.cut / plan.shards;  // groups of ranks that have the whole expert
-  std::vector<int> holder_of(static_cast<size_t>(placement.experts));
-  for (int64_t e = 0; e < placement.experts; ++e) holder_of[static_cast<size_t>(e)] = placement.holder_of(e);
-  for (const int64_t e : plan.shadowed) holder_of[static_cast<size_t>(e)] = -1;
-  const at::Tensor expert = choices.expert.contiguous(), slot = choices.slot.contiguous();
-  const auto* of_expert = expert.const_data_ptr<int32_t>();
-  const auto* of_slot = slot.const_data_ptr<int32_t>();
-  const int64_t tokens = expert.size(0), width = expert.size(1) * plan.shards;
-  Choices out{at::empty({tokens, width}, at::kInt), at::empty({tokens, width}, at::kInt)};
-  auto* part = out.expert.mutable_data_ptr<int32_t>();
-  auto* part_slot = out.slot.mutable_data_ptr<int32_t>();
-  for (int64_t i = 0; i < count; ++i) {
-    const int holder = of_slot[i] < 0 ? -1 : holder_of[static_cast<size_t>(of_expert[i])];
-    for (int shard = 0; shard < plan.shards; ++shard, ++part, ++part_slot) {
-      *part_slot = holder < 0 ? -1 : of_slot[i];
-      const int slice = holder < 0 ? 0 : of_slot[i] % copies * plan.shards + shard;
-      *part = static_cast<int32_t>(holder < 0 ? 0 : parts.of(of_expert[i], holder, slice));
-    }
-  }
-  return out;
-}
-
-/// The choices of shadowed experts alone, as indices into `shadowed`.
-Choices choices_of_shadowed(const Choices& choices, const Placement& placement, const std::vector<int64_t>& shadowed) {
-  std::vector<int32_t> index(static_cast<size_t>(placement.experts), -1);
-  for (size_t i = 0; i < shadowed.size(); ++i) index[static_cast<size_t>(shadowed[i])] = static_cast<int32_t>(i);
-  const at::Tensor of_choice = at::tensor(index, at::kInt).take(choices.expert.to(at::kLong));
-  return {of_choice.clamp_min(0), at::where(of_choice < 0, -1, choices.slot).to(at::kInt)};
-}
 
 /// A chunk of this rank's tokens and its rows for other ranks, and of the rows that come those of each expert.
 struct Chunk {
@@ -93,7 +41,7 @@ std::vector<Chunk> make_padded_chunks(const at::Tensor& x, const at::Tensor& wei
     const at::Tensor slot = at::where(inside, parts.slot - first, -1).to(at::kInt);
     chunks.push_back({.x = x,
                       .weight = shard_weight(weight, plan),
-                      .to = padded(dispatch(parts.expert, slot, part_count), (end - first + copies - 1) / copies)});
+                      .to = padded_dispatch(parts.expert, slot, part_count, (end - first + copies - 1) / copies)});
   }
   return chunks;
 }
@@ -108,35 +56,6 @@ std::vector<Chunk> make_chunks(const at::Tensor& x, const at::Tensor& weight, co
   for (size_t i = 0; i < xs.size(); ++i)
     chunks.push_back({.x = xs[i], .weight = weights[i], .to = dispatch(experts[i], slots[i], part_count)});
   return chunks;
-}
-
-/// The rows that arrive, sorted by sender and within one by expert, as those of each expert. counts (senders, experts).
-Dispatch arriving(const std::vector<std::vector<int64_t>>& counts, int64_t experts) {
-  std::vector<std::vector<int64_t>> first(counts.size());
-  int64_t rows = 0;
-  for (size_t r = 0; r < counts.size(); ++r) {
-    for (const int64_t count : counts[r]) {
-      first[r].push_back(rows);
-      rows += count;
-    }
-  }
-  Dispatch out;
-  out.token = at::empty({rows}, at::kInt);
-  out.choice = at::empty({rows}, at::kLong);
-  auto* token = out.token.mutable_data_ptr<int32_t>();
-  auto* choice = out.choice.mutable_data_ptr<int64_t>();
-  int64_t row = 0;
-  for (size_t e = 0; e < static_cast<size_t>(experts); ++e) {
-    out.begin.push_back(row);
-    for (size_t r = 0; r < counts.size(); ++r) {
-      for (int64_t i = 0; i < counts[r][e]; ++i, ++row) {
-        choice[row] = first[r][e] + i;
-        token[row] = static_cast<int32_t>(choice[row]);
-      }
-    }
-  }
-  out.begin.push_back(row);
-  return out;
 }
 
 /// Tells every rank what it will get, of all chunks at once.

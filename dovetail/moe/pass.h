@@ -7,10 +7,26 @@
 
 namespace dovetail::moe {
 
+/// The seed of a step: a number, or where it stands. A recorded step reads it there anew each time.
+class StepSeed {
+ public:
+  StepSeed(uint64_t value = 0) : value_(value) {}
+  static StepSeed at(const uint64_t* place) {
+    StepSeed out;
+    out.place_ = place;
+    return out;
+  }
+  uint64_t now() const { return place_ != nullptr ? *place_ : value_; }
+
+ private:
+  uint64_t value_;
+  const uint64_t* place_ = nullptr;
+};
+
 /// What a forward pass tells its layers of experts beside x. As it stands by default nothing is drawn: evaluation.
 struct Pass {
   bool training = false;    ///< draws are made
-  uint64_t seed = 0;        ///< of a step: what is drawn depends on it, the layer and the token's index alone
+  StepSeed seed = {};       ///< what is drawn depends on it, the layer and the token's index alone
   int64_t first_token = 0;  ///< index of x's first token in the batch of the step, over all ranks and micro-batches
   int64_t most_tokens = 0;  ///< the most that any rank has in this pass; 0: not known
   bool again = false;       ///< a recomputation in backward: counted already

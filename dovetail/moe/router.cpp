@@ -3,6 +3,7 @@
 #include <torch/types.h>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/operation.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/moe/choose.h"
 #include "dovetail/moe/draw.h"
@@ -37,13 +38,19 @@ Router::Output Router::by_hash(const at::Tensor& rows, const Pass& pass) const {
   const auto dtype = rows.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor logits =
       at::zeros({rows.size(0), config_.experts}, rows.options().dtype(dtype).requires_grad(false));
-  const at::Tensor chosen = rows.is_meta()
-                                ? at::empty({rows.size(0), spec_.k}, rows.options().dtype(at::kInt))
-                                : hash_choices(name_key_, pass.tokens.to(at::kCPU), config_.experts, spec_.k);
+  const at::Tensor chosen = rows.is_meta() ? at::empty({rows.size(0), spec_.k}, rows.options().dtype(at::kInt))
+                                           : hashed(pass.tokens.to(at::kCPU));
   Output out;
   out.routing = route(logits, spec_, {.chosen = chosen.to(rows.device())});
   out.routing.weight = (out.routing.slot >= 0).to(dtype) * (spec_.scale / static_cast<double>(spec_.k));
   return out;
+}
+
+at::Tensor Router::hashed(const at::Tensor& tokens) const {
+  return operation("dovetail::moe_hash_choices", {.reads = {tokens}},
+                   [key = name_key_, experts = config_.experts, k = spec_.k](const Operands& of) {
+                     return std::vector{hash_choices(key, of.reads[0], experts, k)};
+                   })[0];
 }
 
 Router::Output Router::by_logits(const at::Tensor& rows, int64_t sequence, const Pass& pass) {
@@ -61,9 +68,7 @@ Router::Output Router::by_logits(const at::Tensor& rows, int64_t sequence, const
   const RoutingInputs inputs = {.bias = bias, .draw = draws(pass, rows)};
   if (noise_weight.defined() && pass.training) {
     const at::Tensor scale = at::softplus(dovetail::linear(x, noise_weight)) + kLeastNoise;
-    const at::Tensor noise =
-        normal_draws(mix_seed(pass.seed, name_key_), pass.first_token, rows.size(0), config_.experts)
-            .to(logits.options());
+    const at::Tensor noise = this->noise(pass, logits);
     out.routing = route(logits + noise * scale, spec, inputs);
     out.loss = config_.importance_loss * importance_loss(out.routing.weight, out.routing.expert, config_.experts) +
                config_.smooth_load_loss * smooth_load_loss(logits, noise, scale, spec.k);
@@ -77,21 +82,42 @@ Router::Output Router::by_logits(const at::Tensor& rows, int64_t sequence, const
 
 at::Tensor Router::draws(const Pass& pass, const at::Tensor& rows) const {
   if (!pass.training || config_.second_expert != "random") return {};
-  return uniform_draws(mix_seed(pass.seed, name_key_), pass.first_token, rows.size(0)).to(rows.device());
+  return operation(
+             "dovetail::moe_uniform_draws", {},
+             [seed = pass.seed, key = name_key_, first = pass.first_token, tokens = rows.size(0)](const Operands&) {
+               return std::vector{uniform_draws(mix_seed(seed.now(), key), first, tokens)};
+             })[0]
+      .to(rows.device());
+}
+
+at::Tensor Router::noise(const Pass& pass, const at::Tensor& logits) const {
+  return operation("dovetail::moe_normal_draws", {},
+                   [seed = pass.seed, key = name_key_, first = pass.first_token, tokens = logits.size(0),
+                    experts = config_.experts](const Operands&) {
+                     return std::vector{normal_draws(mix_seed(seed.now(), key), first, tokens, experts)};
+                   })[0]
+      .to(logits.options());
 }
 
 at::Tensor Router::load_loss(const Routing& routing, const Pass& pass) {
   if (!pass.training || config_.load_scope != "global_batch") return routing.load_loss;
-  if (!pass.again) {
-    const int64_t counted = spec_.load_count == LoadCount::kFirstChoice ? 1 : spec_.k;
-    const at::Tensor counts =
-        count_choices(routing.expert.narrow(1, 0, counted), config_.experts).to(at::kCPU, at::kDouble);
-    at::Tensor sums = at::cat({counts, counts.sum().view({1})});
-    if (pass.sum_over_ranks) pass.sum_over_ranks(sums);
-    step_counts_ = step_counts_.defined() ? step_counts_ + sums : sums;
-  }
-  return load_balance(step_counts_.narrow(0, 0, config_.experts), step_counts_[config_.experts].item<double>(),
-                      routing.mean_score);
+  const int64_t counted = spec_.load_count == LoadCount::kFirstChoice ? 1 : spec_.k;
+  // Once, also where it only reads: the next micro-batch changes the sums.
+  const at::Tensor load = operation_once(
+      "dovetail::moe_load_of_batch", {.reads = {routing.expert.narrow(1, 0, counted)}},
+      [this, sum_over_ranks = pass.sum_over_ranks, again = pass.again,
+       options = routing.mean_score.options()](const Operands& of) {
+        if (!again) {
+          const UnrecordedAllocations of_the_sums;
+          const at::Tensor counts = count_choices(of.reads[0], config_.experts).to(at::kCPU, at::kDouble);
+          at::Tensor sums = at::cat({counts, counts.sum().view({1})});
+          if (sum_over_ranks) sum_over_ranks(sums);
+          step_counts_ = step_counts_.defined() ? step_counts_ + sums : sums;
+        }
+        return std::vector{relative_load(step_counts_.narrow(0, 0, config_.experts),
+                                         step_counts_[config_.experts].item<double>(), options)};
+      })[0];
+  return load.dot(routing.mean_score);
 }
 
 void Router::update_bias(const at::Tensor& counts) {

@@ -8,6 +8,7 @@
 
 #include "dovetail/base/enum_names.h"
 #include "dovetail/base/error.h"
+#include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/moe/balance.h"
 #include "dovetail/moe/choose.h"
@@ -29,10 +30,13 @@ void check_chosen(const at::Tensor& chosen, const at::Tensor& logits, const Rout
              "moe_route: chosen must be int32 or int64 and [{}, {}], k experts a token, but is {}", logits.size(0),
              spec.k, describe(chosen));
   if (chosen.is_meta() || chosen.numel() == 0) return;
-  const at::Tensor sorted = std::get<0>(chosen.sort(1));
-  const bool distinct = !(sorted.slice(1, 1) == sorted.slice(1, 0, -1)).any().item<bool>();
-  user_check(distinct && sorted.min().item<int64_t>() >= 0 && sorted.max().item<int64_t>() < logits.size(1),
-             "moe_route: chosen must name different experts for a token, 0 to {}", logits.size(1) - 1);
+  operation("dovetail::moe_check_chosen", {.reads = {chosen}}, [experts = logits.size(1)](const Operands& of) {
+    const at::Tensor sorted = std::get<0>(of.reads[0].sort(1));
+    const bool distinct = !(sorted.slice(1, 1) == sorted.slice(1, 0, -1)).any().item<bool>();
+    user_check(distinct && sorted.min().item<int64_t>() >= 0 && sorted.max().item<int64_t>() < experts,
+               "moe_route: chosen must name different experts for a token, 0 to {}", experts - 1);
+    return std::vector<at::Tensor>();
+  });
 }
 
 void check_inputs(const RoutingInputs& inputs, const at::Tensor& logits, const RoutingSpec& spec) {
@@ -128,8 +132,11 @@ void check_logits_on_cpu(const char* op, const at::Tensor& logits) {
 }
 
 at::Tensor load_balance(const at::Tensor& counts, double choices, const at::Tensor& mean_score) {
-  const auto experts = static_cast<double>(counts.size(0));
-  return (counts.to(mean_score.options()) * (experts / choices)).dot(mean_score);
+  return relative_load(counts, choices, mean_score.options()).dot(mean_score);
+}
+
+at::Tensor relative_load(const at::Tensor& counts, double choices, const at::TensorOptions& options) {
+  return counts.to(options) * (static_cast<double>(counts.size(0)) / choices);
 }
 
 int64_t capacity(const RoutingSpec& spec, int64_t tokens, int64_t experts, int64_t largest_count) {

@@ -87,6 +87,8 @@ Routing route(const at::Tensor& logits, const RoutingSpec& spec, const RoutingIn
 
 /// E sum_e f_e P_e, which is 1 when the load is even: counts (E) of choices over their sum `choices`, mean_score (E).
 at::Tensor load_balance(const at::Tensor& counts, double choices, const at::Tensor& mean_score);
+/// Its first factor: how many times an even share each expert has; of dtype and device `options`.
+at::Tensor relative_load(const at::Tensor& counts, double choices, const at::TensorOptions& options);
 
 struct ExpertChoice {
   at::Tensor token;   ///< (E, capacity) int32, descending by weight

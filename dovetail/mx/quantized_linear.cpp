@@ -4,11 +4,13 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <optional>
 #include <tuple>
 #include <utility>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/operation.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/mx/operand.h"
 #include "dovetail/ops/dispatch.h"
@@ -30,13 +32,13 @@ class LastInput {
     return {at::Tensor(codes), at::Tensor(scales)};
   }
 
-  void remember(const at::Tensor& x, const OperandRecipe& operand, const OperandCopies& copies) {
+  void remember(const at::Tensor& x, const OperandRecipe& operand, const at::Tensor& codes, const at::Tensor& scales) {
     if (x.is_inference()) return;
     operand_ = operand;
     version_ = x._version();
     x_ = Weak(x.getIntrusivePtr());
-    codes_ = Weak(copies.codes.getIntrusivePtr());
-    scales_ = Weak(copies.scales.getIntrusivePtr());
+    codes_ = Weak(codes.getIntrusivePtr());
+    scales_ = Weak(scales.getIntrusivePtr());
   }
 
  private:
@@ -80,21 +82,31 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
                             const std::optional<at::Tensor>& prologue_bias, const c10::intrusive_ptr<Holder>& holder,
                             bool trains_weight) {
     QuantizedLinear& layer = *holder->layer;
+    const RowOperation* prologue = holder->prologue.get();
+    const OperandRecipe& recipe = layer.recipe_.activation;
     KeptInput kept;
-    const OperandCopies input = read_input(layer, holder->prologue.get(), x, trains_weight, kept);
-    const int64_t width = input.row.defined() ? input.row.size(-1) : input.row_codes.sizes()[1];
-    user_check(width == weight.size(1), "{}: weight is {}, but the operation before it gives rows of {}", layer.name_,
-               describe(weight), width);
-    const OperandCopies of_weight = layer.weight_copies(weight, {.row = true});
-    at::Tensor y;
-    if (layer.gemm_ == Gemm::kNative) {
-      y = native_product(input.row_codes, of_weight.row_codes, x.scalar_type(),
-                         bias ? bias->to(x.scalar_type()) : at::Tensor());
-    } else {
-      const at::ScalarType dtype = emulation_dtype(x, layer.recipe_.activation, layer.recipe_.weight);
-      y = product(input.row.to(dtype), of_weight.row.to(dtype),
-                  {.transpose_b = true, .bias = bias ? bias->to(dtype).contiguous() : at::Tensor()}, x.scalar_type());
+    kept.by_rows = prologue != nullptr && recipe.format && recipe.is_microscaling() && prologue->has_rows(x);
+    const at::Tensor input = kept.by_rows ? x.contiguous() : as_rows(prologue != nullptr ? prologue->apply(x) : x);
+    const bool keeps_column = recipe.format && trains_weight && prologue == nullptr && !layer.input_stays_;
+    if (keeps_column) std::tie(kept.codes, kept.scales) = last_input().find(x, recipe);
+    const bool makes_column = keeps_column && !kept.codes.defined();
+    if (kept.by_rows) kept.x = input;
+
+    const QuantizedLinear::Call call = recipe.format ? layer.next_call(Operand::kActivation) : QuantizedLinear::Call{};
+    const auto made =
+        operation("dovetail::mx_linear",
+                  {.reads = {input, weight, bias.value_or(at::Tensor()), prologue_weight.value_or(at::Tensor()),
+                             prologue_bias.value_or(at::Tensor())}},
+                  [holder, call, makes_column, by_rows = kept.by_rows](const Operands& of) {
+                    return multiply(*holder, of.reads, call, {.row = true, .kept = makes_column}, by_rows);
+                  });
+    if (makes_column) {
+      kept.codes = made[1];
+      kept.scales = made[2];
+      last_input().remember(x, recipe, kept.codes, kept.scales);
     }
+    kept.statistics = {made[3], made[4]};
+    if (!kept.by_rows && !kept.codes.defined() && (trains_weight || prologue != nullptr)) kept.x = x;
     context->save_for_backward({weight, kept.codes, kept.scales, kept.x, kept.statistics.rstd, kept.statistics.mean});
     context->saved_data["holder"] = c10::IValue::make_capsule(holder);
     context->saved_data["by_rows"] = kept.by_rows;
@@ -103,7 +115,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     context->saved_data["sizes"] = x.sizes();
     auto sizes = x.sizes().vec();
     sizes.back() = weight.size(0);
-    return y.view(sizes);
+    return made[0].view(sizes);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -113,7 +125,6 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     const KeptInput kept = {
         saved[1], saved[2], saved[3], {saved[4], saved[5]}, context->saved_data["by_rows"].toBool()};
     const auto holder = c10::static_intrusive_pointer_cast<Holder>(context->saved_data["holder"].toCapsule());
-    QuantizedLinear& layer = *holder->layer;
     const RowOperation* prologue = holder->prologue.get();
     const at::Tensor dy = as_rows(gradients[0]);
     // Inputs that are not there have no number.
@@ -121,47 +132,34 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     std::vector<bool> wants_optional;
     for (const int64_t there : context->saved_data["optional_inputs"].toIntVector())
       wants_optional.push_back(there != 0 && context->needs_input_grad(edge++));
-    const bool wants_bias = wants_optional[0], wants_weight = context->needs_input_grad(1);
-    const bool wants_input = context->needs_input_grad(0) || wants_optional[1] || wants_optional[2];
+    const Wanted wanted = {.input = context->needs_input_grad(0) || wants_optional[1] || wants_optional[2],
+                           .weight = context->needs_input_grad(1),
+                           .bias = wants_optional[0]};
 
     at::Tensor x, input;  // the prologue's graph, from x to its result, where that is not made by rows
     if (kept.x.defined() && !kept.by_rows) {
-      const at::AutoGradMode with_grad(prologue != nullptr && wants_input);
+      const at::AutoGradMode with_grad(prologue != nullptr && wanted.input);
       x = kept.x.detach();
       if (at::GradMode::is_enabled()) x.requires_grad_();
       input = prologue != nullptr ? prologue->apply(x) : x;
     }
-    // Each operand goes when its product is done: they are as large as activations.
-    at::Tensor dinput, dweight, dbias;
-    OperandCopies of_dy = gradient_copies(layer, dy, {.row = wants_input, .column = wants_weight});
-    if (wants_weight) {
-      const at::ScalarType dtype = emulation_dtype(dy, layer.recipe_.gradient, layer.recipe_.activation);
-      const OperandCopies of_x = input_columns(layer, prologue, kept, input.defined() ? input.detach() : input, dtype);
-      dweight =
-          layer.gemm_ == Gemm::kNative
-              ? native_product(of_dy.column_codes, of_x.column_codes, weight.scalar_type())
-              : product(of_dy.column.to(dtype), of_x.column.to(dtype), {.transpose_a = true}, weight.scalar_type());
-    }
-    of_dy.column.reset();
-    of_dy.column_codes = {};
-    if (wants_input) {
-      const at::ScalarType dtype = emulation_dtype(dy, layer.recipe_.gradient, layer.recipe_.weight);
-      const OperandCopies of_weight = layer.weight_copies(weight, {.column = true});
-      dinput = layer.gemm_ == Gemm::kNative
-                   ? native_product(of_dy.row_codes, of_weight.column_codes, weight.scalar_type())
-                   : product(of_dy.row.to(dtype), of_weight.column.to(dtype), {}, weight.scalar_type());
-    }
-    of_dy = {};
-    if (wants_bias) dbias = gemm(at::ones({1, dy.size(0)}, dy.options()), dy).squeeze(0);
+    const auto of_prologue = kept.by_rows ? prologue->parameters() : RowOperation::Parameters{};
+    const at::Tensor read = kept.by_rows ? kept.x : input.defined() && wanted.weight ? input.detach() : at::Tensor();
+    const bool counts = holder->layer->recipe_.gradient.format && (wanted.input || wanted.weight);
+    const auto call = counts ? holder->layer->next_call(Operand::kGradient) : QuantizedLinear::Call{};
+    const auto made =
+        operation("dovetail::mx_linear_gradient",
+                  {.reads = {dy, wanted.input ? weight : at::Tensor(), kept.codes, kept.scales, read,
+                             kept.statistics.rstd, kept.statistics.mean, of_prologue.weight, of_prologue.bias}},
+                  [holder, call, wanted, by_rows = kept.by_rows](const Operands& of) {
+                    return differentiate(*holder, of.reads, call, wanted, by_rows);
+                  });
 
-    RowOperation::Gradients before = {.x = dinput, .parameters = {}};
-    if (dinput.defined() && kept.by_rows) {
-      before = prologue->gradients(kept.x, kept.statistics, dinput);
-    } else if (dinput.defined() && prologue != nullptr) {
-      before = gradients_of(*prologue, x, input, dinput.view(input.sizes()));
-    }
+    RowOperation::Gradients before = {.x = made[0], .parameters = {made[3], made[4]}};
+    if (before.x.defined() && !kept.by_rows && prologue != nullptr)
+      before = gradients_of(*prologue, x, input, before.x.view(input.sizes()));
     if (before.x.defined()) before.x = before.x.view(context->saved_data["sizes"].toIntVector());
-    return {before.x, dweight, dbias, before.parameters.weight, before.parameters.bias, at::Tensor(), at::Tensor()};
+    return {before.x, made[1], made[2], before.parameters.weight, before.parameters.bias, at::Tensor(), at::Tensor()};
   }
 
  private:
@@ -171,48 +169,91 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     RowOperation::Statistics statistics;  ///< the prologue's, if by rows
     bool by_rows = false;                 ///< the prologue's result never exists
   };
+  struct Wanted {
+    bool input, weight, bias;
+  };
 
-  /// The row copy of x, or of what the prologue makes of it, and what is kept.
-  static OperandCopies read_input(QuantizedLinear& layer, const RowOperation* prologue, const at::Tensor& x,
-                                  bool trains_weight, KeptInput& kept) {
-    const OperandRecipe& recipe = layer.recipe_.activation;
-    OperandCopies copies;
-    kept.by_rows = prologue != nullptr && recipe.format && recipe.is_microscaling() && prologue->has_rows(x);
-    if (kept.by_rows) {
-      kept.x = x.contiguous();
-      return layer.quantized(Operand::kActivation, prologue->rows(kept.x, kept.statistics), {.row = true});
-    }
-    const at::Tensor rows = as_rows(prologue != nullptr ? prologue->apply(x) : x);
-    if (recipe.format) {
-      const bool keeps_column = trains_weight && prologue == nullptr && !layer.input_stays_;
-      if (keeps_column) std::tie(kept.codes, kept.scales) = last_input().find(x, recipe);
-      const bool makes_column = keeps_column && !kept.codes.defined();
-      copies = layer.quantized(Operand::kActivation, rows, {.row = true, .kept = makes_column});
-      if (makes_column) {
-        kept.codes = copies.codes;
-        kept.scales = copies.scales;
-        last_input().remember(x, recipe, copies);
-      }
+  /// of: x (by rows: in front of the prologue), weight, bias, the prologue's weight and bias. y, the kept codes and
+  /// scales if `request` is for them, and by rows the prologue's statistics.
+  static std::vector<at::Tensor> multiply(const Holder& holder, const std::vector<at::Tensor>& of,
+                                          const QuantizedLinear::Call& call, const OperandRequest& request,
+                                          bool by_rows) {
+    QuantizedLinear& layer = *holder.layer;
+    const at::Tensor &x = of[0], &weight = of[1], &bias = of[2];
+    RowOperation::Statistics statistics;
+    OperandCopies input;
+    if (by_rows) {
+      const auto prologue = holder.prologue->with({of[3], of[4]});
+      input = layer.quantized(Operand::kActivation, prologue->rows(x, statistics), request, call);
+    } else if (layer.recipe_.activation.format) {
+      input = layer.quantized(Operand::kActivation, x, request, call);
     } else {
-      copies.row = rows;
+      input.row = x;
     }
-    if (!kept.codes.defined() && (trains_weight || prologue != nullptr)) kept.x = x;
-    return copies;
+    const int64_t width = input.row.defined() ? input.row.size(-1) : input.row_codes.sizes()[1];
+    user_check(width == weight.size(1), "{}: weight is {}, but the operation before it gives rows of {}", layer.name_,
+               describe(weight), width);
+    const OperandCopies of_weight = layer.weight_copies(weight, {.row = true});
+    at::Tensor y;
+    if (layer.gemm_ == Gemm::kNative) {
+      y = native_product(input.row_codes, of_weight.row_codes, x.scalar_type(),
+                         bias.defined() ? bias.to(x.scalar_type()) : bias);
+    } else {
+      const at::ScalarType dtype = emulation_dtype(x, layer.recipe_.activation, layer.recipe_.weight);
+      y = product(input.row.to(dtype), of_weight.row.to(dtype),
+                  {.transpose_b = true, .bias = bias.defined() ? bias.to(dtype).contiguous() : bias}, x.scalar_type());
+    }
+    return {y, input.codes, input.scales, statistics.rstd, statistics.mean};
   }
 
-  static OperandCopies gradient_copies(QuantizedLinear& layer, const at::Tensor& dy, OperandRequest request) {
+  /// of: dy, weight, the kept codes and scales or x (not by rows: the prologue's result), the prologue's statistics,
+  /// its weight and bias. The gradients of x, weight, bias, and by rows of the prologue's parameters; without rows x's
+  /// is that of the prologue's result.
+  static std::vector<at::Tensor> differentiate(const Holder& holder, const std::vector<at::Tensor>& of,
+                                               const QuantizedLinear::Call& call, const Wanted& wanted, bool by_rows) {
+    QuantizedLinear& layer = *holder.layer;
+    const at::Tensor &dy = of[0], &weight = of[1];
+    const at::ScalarType made = dy.scalar_type();
+    const auto prologue = by_rows ? holder.prologue->with({of[7], of[8]}) : nullptr;
+    // Each operand goes when its product is done: they are as large as activations.
+    at::Tensor dinput, dweight, dbias;
+    OperandCopies of_dy = gradient_copies(layer, dy, {.row = wanted.input, .column = wanted.weight}, call);
+    if (wanted.weight) {
+      const at::ScalarType dtype = emulation_dtype(dy, layer.recipe_.gradient, layer.recipe_.activation);
+      const OperandCopies of_x = input_columns(layer, prologue.get(), {of[2], of[3], of[4], {}, by_rows}, dtype);
+      dweight = layer.gemm_ == Gemm::kNative
+                    ? native_product(of_dy.column_codes, of_x.column_codes, made)
+                    : product(of_dy.column.to(dtype), of_x.column.to(dtype), {.transpose_a = true}, made);
+    }
+    of_dy.column.reset();
+    of_dy.column_codes = {};
+    if (wanted.input) {
+      const at::ScalarType dtype = emulation_dtype(dy, layer.recipe_.gradient, layer.recipe_.weight);
+      const OperandCopies of_weight = layer.weight_copies(weight, {.column = true});
+      dinput = layer.gemm_ == Gemm::kNative ? native_product(of_dy.row_codes, of_weight.column_codes, made)
+                                            : product(of_dy.row.to(dtype), of_weight.column.to(dtype), {}, made);
+    }
+    of_dy = {};
+    if (wanted.bias) dbias = gemm(at::ones({1, dy.size(0)}, dy.options()), dy).squeeze(0);
+    if (!dinput.defined() || !by_rows) return {dinput, dweight, dbias, {}, {}};
+    const auto before = prologue->gradients(of[4], {of[5], of[6]}, dinput);
+    return {before.x, dweight, dbias, before.parameters.weight, before.parameters.bias};
+  }
+
+  static OperandCopies gradient_copies(QuantizedLinear& layer, const at::Tensor& dy, OperandRequest request,
+                                       const QuantizedLinear::Call& call) {
     OperandCopies copies;
     if (layer.recipe_.gradient.format && (request.row || request.column)) {
-      request.seed = mix_seed(layer.seed_, layer.backward_calls_++);
-      return layer.quantized(Operand::kGradient, dy, request);
+      request.seed = mix_seed(layer.seed_, call.number);
+      return layer.quantized(Operand::kGradient, dy, request, call);
     }
     copies.row = copies.column = dy;
     return copies;
   }
 
-  /// The column copy that the weight's gradient reads. `input`: the prologue's result, or x, if it exists.
+  /// The column copy that the weight's gradient reads; kept.x is the prologue's result where that is not made by rows.
   static OperandCopies input_columns(QuantizedLinear& layer, const RowOperation* prologue, const KeptInput& kept,
-                                     const at::Tensor& input, at::ScalarType dtype) {
+                                     at::ScalarType dtype) {
     const OperandRecipe& recipe = layer.recipe_.activation;
     OperandCopies copies;
     if (kept.codes.defined() && layer.gemm_ == Gemm::kNative) {
@@ -223,9 +264,9 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       RowOperation::Statistics known;
       copies = layer.activation_again(prologue->rows(kept.x, known));
     } else if (recipe.format) {
-      copies = layer.activation_again(as_rows(input));
+      copies = layer.activation_again(as_rows(kept.x));
     } else {
-      copies.column = as_rows(input);
+      copies.column = as_rows(kept.x);
     }
     return copies;
   }
@@ -258,8 +299,20 @@ QuantizedLinear::QuantizedLinear(const LinearRecipe& recipe, std::string name, G
 void QuantizedLinear::begin_step(uint64_t seed, bool count) {
   seed_ = seed;
   count_ = count;
-  backward_calls_ = 0;
+  calls_ = {};
   statistics_ = {};
+  for (auto& of_operand : recorded_) of_operand.clear();
+}
+
+LinearStatistics QuantizedLinear::statistics() const {
+  LinearStatistics sums = statistics_;
+  for (const Operand operand : kOperands)
+    for (const Statistics& of_call : recorded_[static_cast<size_t>(operand)]) sums.of(operand).add(of_call);
+  return sums;
+}
+
+QuantizedLinear::Call QuantizedLinear::next_call(Operand operand) {
+  return {.number = calls_[static_cast<size_t>(operand)]++, .recorded = operations_are_recorded()};
 }
 
 void QuantizedLinear::remember_amax(Operand operand, float amax) {
@@ -269,17 +322,20 @@ void QuantizedLinear::remember_amax(Operand operand, float amax) {
 }
 
 template <class X>
-OperandCopies QuantizedLinear::quantized(Operand operand, const X& x, OperandRequest request) {
+OperandCopies QuantizedLinear::quantized(Operand operand, const X& x, OperandRequest request, const Call& call) {
   const OperandRecipe& how = recipe_.of(operand);
   request.amax = amax_for(operand);
   request.count = count_;
   request.as_codes = gemm_ == Gemm::kNative;
   OperandCopies copies = quantize_operand(x, how, request);
-  Statistics& sum = statistics_.of(operand);
   if (operand == Operand::kWeight) {
-    if (request.row) sum = copies.statistics;
+    if (request.row) statistics_.weight = copies.statistics;
+  } else if (call.recorded) {
+    auto& of_calls = recorded_[static_cast<size_t>(operand)];
+    if (of_calls.size() <= call.number) of_calls.resize(call.number + 1);
+    of_calls[call.number] = copies.statistics;
   } else {
-    sum.add(copies.statistics);
+    statistics_.of(operand).add(copies.statistics);
   }
   return copies;
 }
@@ -287,7 +343,8 @@ OperandCopies QuantizedLinear::quantized(Operand operand, const X& x, OperandReq
 float QuantizedLinear::amax_for(Operand operand) const {
   const at::Tensor& history = amax_histories_[static_cast<size_t>(operand)];
   if (!history.defined()) return 0;
-  const auto most = history.max().item<float>();
+  const auto* known = history.const_data_ptr<float>();
+  const float most = *std::max_element(known, known + history.numel());
   return most > 0 ? most : largest_number(*recipe_.of(operand).format);  // nothing is known: the scale 1
 }
 
@@ -299,7 +356,7 @@ OperandCopies QuantizedLinear::activation_again(const X& x) {
 }
 
 OperandCopies QuantizedLinear::weight_copies(const at::Tensor& weight, const OperandRequest& request) {
-  if (recipe_.weight.format) return quantized(Operand::kWeight, weight, request);
+  if (recipe_.weight.format) return quantized(Operand::kWeight, weight, request, {});
   OperandCopies copies;
   copies.row = copies.column = weight;
   return copies;

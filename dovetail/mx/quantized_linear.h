@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "dovetail/mx/native.h"
 #include "dovetail/mx/operand.h"
@@ -58,7 +59,7 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   /// Begins a step: statistics are empty again, and stochastic rounding follows from `seed` and the order of backward
   /// calls alone. Without `count` a GPU counts nothing and is not waited for.
   void begin_step(uint64_t seed, bool count = true);
-  const LinearStatistics& statistics() const { return statistics_; }
+  LinearStatistics statistics() const;
 
   /// Delayed scaling of an operand: its largest magnitudes in earlier steps, (history) float32 on CPU, newest first,
   /// for the caller to keep; undefined where its own magnitude sets the scale. Zeros say nothing; where nothing is
@@ -71,9 +72,17 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   friend class QuantizedLinearFunction;
   float amax_for(Operand operand) const;
 
+  /// A quantization of an activation or a gradient: its number among those of the step. A recorded one may run again,
+  /// and counts at a place of its own, so that it counts the same again.
+  struct Call {
+    uint64_t number = 0;
+    bool recorded = false;
+  };
+  Call next_call(Operand operand);
+
   /// Copies of x, a tensor or MadeRows, counted.
   template <class X>
-  OperandCopies quantized(Operand operand, const X& x, OperandRequest request);
+  OperandCopies quantized(Operand operand, const X& x, OperandRequest request, const Call& call);
   /// The column copy of an activation that forward has counted.
   template <class X>
   OperandCopies activation_again(const X& x);
@@ -84,9 +93,12 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   std::string name_;
   Gemm gemm_;
   bool input_stays_;
+  // By Operand. `recorded_`: of each recorded call, in the order of the calls.
   LinearStatistics statistics_;
-  std::array<at::Tensor, 3> amax_histories_;  ///< by Operand
-  uint64_t seed_ = 0, backward_calls_ = 0;
+  std::array<std::vector<Statistics>, 3> recorded_;
+  std::array<uint64_t, 3> calls_{};
+  std::array<at::Tensor, 3> amax_histories_;
+  uint64_t seed_ = 0;
   bool count_ = true;
 };
 

@@ -113,6 +113,9 @@ class ActivationOperation : public RowOperation {
   explicit ActivationOperation(Activation activation) : activation_(activation) {}
 
   at::Tensor apply(const at::Tensor& x) const override { return activate(activation_, x); }
+  std::shared_ptr<const RowOperation> with(const Parameters&) const override {
+    return std::make_shared<ActivationOperation>(activation_);
+  }
   bool has_rows(const at::Tensor& x) const override { return x.is_cpu() && by_kernel(x); }
 
   MadeRows rows(const at::Tensor& x, Statistics&) const override {

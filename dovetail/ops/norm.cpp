@@ -109,6 +109,9 @@ class NormOperation : public RowOperation {
     return centered_ ? layer_norm(x, weight_, bias_, eps_) : rms_norm(x, weight_, eps_);
   }
   Parameters parameters() const override { return {weight_, bias_}; }
+  std::shared_ptr<const RowOperation> with(const Parameters& other) const override {
+    return std::make_shared<NormOperation>(other.weight, other.bias, eps_, centered_);
+  }
   bool has_rows(const at::Tensor& x) const override { return x.is_cpu() && by_kernel(x); }
 
   MadeRows rows(const at::Tensor& x, Statistics& statistics) const override {

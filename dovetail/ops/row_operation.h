@@ -45,6 +45,8 @@ class RowOperation {
     Parameters parameters;
   };
   virtual Gradients gradients(const at::Tensor& x, const Statistics& statistics, const at::Tensor& dy) const = 0;
+  /// The same operation of other parameters: those of `parameters` where they lie now.
+  virtual std::shared_ptr<const RowOperation> with(const Parameters& other) const = 0;
 };
 
 std::shared_ptr<const RowOperation> swiglu_operation();

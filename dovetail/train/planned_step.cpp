@@ -119,6 +119,8 @@ struct PlannedStep::State {
     executor.emplace(*captured, graph, plan, plan::Executor::Options{.folder = options.folder});
     options.paged.reset();
     made.step_bytes = executor->arena_bytes() + graph.graph.base_bytes;
+    DOVETAIL_CHECK(made.step_bytes <= made.budget_bytes, "a plan takes {} bytes of a budget of {}", made.step_bytes,
+                   made.budget_bytes);
     report = made;
   }
 

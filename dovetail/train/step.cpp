@@ -38,11 +38,21 @@ void TrainStep::plan_memory(const PlannedStep::Options& options) {
 StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop, const StepPlace& place) {
   DOVETAIL_CHECK(tokens.size(0) > 0, "a rank without samples");
   now_ = {.lr = lr, .want_stop = want_stop, .place = place, .weight = count_targets(tokens)};
-  if (planned_)
+  if (planned_) {
+    check_place(place);
     planned_->run(tokens);
-  else
+  } else {
     work(tokens);
+  }
   return now_.outcome;
+}
+
+/// A recorded step has made its passes for one place.
+void TrainStep::check_place(const StepPlace& place) {
+  if (!planned_place_) planned_place_ = place;
+  user_check(place.first_sample == planned_place_->first_sample && place.most_samples == planned_place_->most_samples,
+             "memory.budget: a rank has samples from {} on of at most {} of a rank, but its plan is for {} on and {}",
+             place.first_sample, place.most_samples, planned_place_->first_sample, planned_place_->most_samples);
 }
 
 void TrainStep::work(const at::Tensor& tokens) {
@@ -74,7 +84,7 @@ TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
     const at::Tensor detached = part.detach().to(at::kDouble);
     to = to.defined() ? to + detached : detached;
   };
-  moe::Pass pass = {.training = true, .seed = place.seed};
+  moe::Pass pass = {.training = true, .seed = moe::StepSeed::at(&now_.place.seed)};
   if (group_->size() > 1) pass.sum_over_ranks = [this](at::Tensor& sums) { group_->all_reduce(sums); };
   const int64_t passes_over = model_->expert_ranks() ? std::max(samples, place.most_samples) : samples;
   reducer_.begin();

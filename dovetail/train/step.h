@@ -68,6 +68,7 @@ class TrainStep {
     StepOutcome outcome;
   };
 
+  void check_place(const StepPlace& place);
   /// Sums of the losses, the gradient in `reducer_`, the verdict on it in `now_`, the update.
   void work(const at::Tensor& tokens);
   struct Losses {
@@ -86,6 +87,7 @@ class TrainStep {
   Now now_;
   at::Tensor judged_;  ///< (1): what the operations that read and write `now_` change
   std::optional<PlannedStep> planned_;
+  std::optional<StepPlace> planned_place_;
 };
 
 }  // namespace dovetail

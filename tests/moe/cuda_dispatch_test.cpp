@@ -63,8 +63,9 @@ TEST_F(CudaDispatch, RowsAreThoseOfTheCpu) {
 std::vector<at::Tensor> there_and_back(const Case& c, int64_t width, at::ScalarType dtype, at::Device device,
                                        int64_t capacity) {
   const auto sums = dtype == at::kDouble ? at::kDouble : at::kFloat;
-  Dispatch to = dispatch(c.routing.expert.to(device), c.routing.slot.to(device), c.experts);
-  if (capacity > 0) to = padded(to, capacity);
+  const at::Tensor expert = c.routing.expert.to(device), slot = c.routing.slot.to(device);
+  const Dispatch to =
+      capacity > 0 ? padded_dispatch(expert, slot, c.experts, capacity) : dispatch(expert, slot, c.experts);
   const at::Tensor x = random({c.routing.expert.size(0), width}, 6).to(device, dtype).requires_grad_();
   const at::Tensor weight = c.routing.weight.detach().to(device, sums).requires_grad_();
   const at::Tensor rows = dispatch_rows(x, to);

@@ -1,0 +1,92 @@
+#include "dovetail/moe/parts.h"
+
+#include <ATen/ATen.h>
+
+#include <numeric>
+
+#include "dovetail/base/operation.h"
+
+namespace dovetail::moe {
+
+namespace {
+
+/// expert and slot (T, k shards) of the parts.
+std::vector<at::Tensor> of_parts(const Choices& choices, const Placement& placement, const Plan& plan) {
+  const Parts parts{placement};
+  const int64_t count = choices.expert.numel();
+  const int copies = placement.cut / plan.shards;  // groups of ranks that have the whole expert
+  std::vector<int> holder_of(static_cast<size_t>(placement.experts));
+  for (int64_t e = 0; e < placement.experts; ++e) holder_of[static_cast<size_t>(e)] = placement.holder_of(e);
+  for (const int64_t e : plan.shadowed) holder_of[static_cast<size_t>(e)] = -1;
+  const at::Tensor expert = choices.expert.contiguous(), slot = choices.slot.contiguous();
+  const auto* of_expert = expert.const_data_ptr<int32_t>();
+  const auto* of_slot = slot.const_data_ptr<int32_t>();
+  const int64_t tokens = expert.size(0), width = expert.size(1) * plan.shards;
+  Choices out{at::empty({tokens, width}, at::kInt), at::empty({tokens, width}, at::kInt)};
+  auto* part = out.expert.mutable_data_ptr<int32_t>();
+  auto* part_slot = out.slot.mutable_data_ptr<int32_t>();
+  for (int64_t i = 0; i < count; ++i) {
+    const int holder = of_slot[i] < 0 ? -1 : holder_of[static_cast<size_t>(of_expert[i])];
+    for (int shard = 0; shard < plan.shards; ++shard, ++part, ++part_slot) {
+      *part_slot = holder < 0 ? -1 : of_slot[i];
+      const int slice = holder < 0 ? 0 : of_slot[i] % copies * plan.shards + shard;
+      *part = static_cast<int32_t>(holder < 0 ? 0 : parts.of(of_expert[i], holder, slice));
+    }
+  }
+  return {out.expert, out.slot};
+}
+
+/// token and choice of `arriving`, whose rows are `first` of their sender on.
+std::vector<at::Tensor> rows_of_experts(const std::vector<std::vector<int64_t>>& counts,
+                                        const std::vector<std::vector<int64_t>>& first, int64_t rows) {
+  std::vector<at::Tensor> out = {at::empty({rows}, at::kInt), at::empty({rows}, at::kLong)};
+  auto* token = out[0].mutable_data_ptr<int32_t>();
+  auto* choice = out[1].mutable_data_ptr<int64_t>();
+  int64_t row = 0;
+  for (size_t e = 0; rows > 0 && e < counts[0].size(); ++e) {
+    for (size_t r = 0; r < counts.size(); ++r) {
+      for (int64_t i = 0; i < counts[r][e]; ++i, ++row) {
+        choice[row] = first[r][e] + i;
+        token[row] = static_cast<int32_t>(choice[row]);
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+Choices choices_of_parts(const Choices& choices, const Placement& placement, const Plan& plan) {
+  const auto made = operation(
+      "dovetail::moe_parts", {.reads = {choices.expert, choices.slot}},
+      [placement, plan](const Operands& of) { return of_parts({of.reads[0], of.reads[1]}, placement, plan); });
+  return {made[0], made[1]};
+}
+
+Choices choices_of_shadowed(const Choices& choices, const Placement& placement, const std::vector<int64_t>& shadowed) {
+  std::vector<int32_t> index(static_cast<size_t>(placement.experts), -1);
+  for (size_t i = 0; i < shadowed.size(); ++i) index[static_cast<size_t>(shadowed[i])] = static_cast<int32_t>(i);
+  const at::Tensor of_choice = at::tensor(index, at::kInt).take(choices.expert.to(at::kLong));
+  return {of_choice.clamp_min(0), at::where(of_choice < 0, -1, choices.slot).to(at::kInt)};
+}
+
+Dispatch arriving(const std::vector<std::vector<int64_t>>& counts, int64_t experts) {
+  std::vector<std::vector<int64_t>> first(counts.size());
+  Dispatch out{.begin = std::vector<int64_t>(static_cast<size_t>(experts) + 1, 0), .choice = {}, .token = {}};
+  int64_t rows = 0;
+  for (size_t r = 0; r < counts.size(); ++r) {
+    for (size_t e = 0; e < counts[r].size(); ++e) {
+      first[r].push_back(rows);
+      rows += counts[r][e];
+      out.begin[e + 1] += counts[r][e];
+    }
+  }
+  std::partial_sum(out.begin.begin(), out.begin.end(), out.begin.begin());
+  const auto made = operation("dovetail::moe_arriving_rows", {},
+                              [counts, first, rows](const Operands&) { return rows_of_experts(counts, first, rows); });
+  out.token = made[0];
+  out.choice = made[1];
+  return out;
+}
+
+}  // namespace dovetail::moe
