@@ -12,8 +12,8 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
-#include "dovetail/plan/budget.h"
 #include "dovetail/train/embedding_section.h"
+#include "dovetail/train/memory_section.h"
 #include "dovetail/train/quantization.h"
 #include "dovetail/train/recommender_lookups.h"
 
@@ -53,7 +53,6 @@ constexpr std::string_view kOfGpt[] = {"/model/",
                                        "/data/",
                                        "/precision/",
                                        "/parallel/",
-                                       "/memory/",
                                        "/train/checkpoint_activations",
                                        "/train/init_noise",
                                        "/eval/max_tokens",
@@ -102,19 +101,6 @@ void check_steps(const RunConfig& config) {
     user_check(step <= config.train.steps, "log.trace_steps names step {}, but the run ends at train.steps = {}", step,
                config.train.steps);
   }
-}
-
-void check_memory(const RunConfig& config) {
-  const MemorySection& memory = config.memory;
-  if (memory.budget.empty()) {
-    user_check(memory == MemorySection(),
-               "memory.folder and memory.solve_s do nothing without memory.budget; give one");
-    return;
-  }
-  plan::parse_budget(memory.budget, 1 << 30);
-  if (config.train.checkpoint_activations)
-    throw UserError("both memory.budget and train.checkpoint_activations are given",
-                    "leave train.checkpoint_activations out: the plan decides what is made again");
 }
 
 void check_across_sections(const RunConfig& config) {

@@ -108,6 +108,8 @@ struct PlannedStep::State {
     executor.emplace(*captured, graph, plan, plan::Executor::Options{.folder = options.folder});
     options.paged.reset();
     made.step_bytes = executor->arena_bytes() + graph.graph.base_bytes;
+    DOVETAIL_CHECK(made.step_bytes <= made.budget_bytes, "a plan takes {} bytes of a budget of {}", made.step_bytes,
+                   made.budget_bytes);
     report = made;
   }
 
@@ -172,6 +174,7 @@ int64_t PlannedStep::measured_bytes() const {
 void PlannedStep::write(const std::filesystem::path& folder) const {
   if (!state_->report) return;
   write_file_atomically(folder / "graph.json", plan::to_json(state_->graph.graph).dump(1) + "\n");
+  write_file_atomically(folder / "memory_plan.json", to_json(*state_->report).dump(1) + "\n");
   write_file_atomically(folder / "plan.json", plan::to_json(state_->plan, state_->graph.graph).dump(1) + "\n");
 }
 

@@ -60,7 +60,8 @@ class PlannedStep {
   const std::optional<MemoryPlanReport>& report() const;
   /// Of `step_bytes` what steps by the plan have used, as the system counts it; only with a report.
   int64_t measured_bytes() const;
-  /// The step and its plan as files (docs/design/plan.md): graph.json and plan.json; none before there is one.
+  /// The step and its plan as files (docs/design/plan.md), graph.json and plan.json, and what it came to,
+  /// memory_plan.json; none before there is one.
   void write(const std::filesystem::path& folder) const;
 
  private:

@@ -181,14 +181,9 @@ ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOption
 }
 
 /// What a memory plan cannot be made for yet.
-void check_memory_plan(const ResolvedRun& run, const Quantization& quantization) {
-  if (run.config.memory.budget.empty()) return;
-  const auto refuse = [](const std::string& what) {
-    throw UserError(fmt::format("memory.budget does not work {} yet", what), "leave one of both out");
-  };
-  if (!run.device.is_cpu()) refuse("on a GPU");
-  if (run.config.model.moe.experts > 0) refuse("with experts (model.moe)");
-  if (!quantization.layers().empty()) refuse(fmt::format("with precision.recipe = \"{}\"", run.precision.name));
+void check_memory_plan(const ResolvedRun& run) {
+  if (!run.config.memory.budget.empty() && !run.device.is_cpu())
+    throw UserError("memory.budget does not work on a GPU yet", "leave one of both out");
 }
 
 void resolve_precision_and_size(ResolvedRun& run, Group& group, const std::optional<std::string>& kept_precision) {
@@ -198,7 +193,7 @@ void resolve_precision_and_size(ResolvedRun& run, Group& group, const std::optio
   GPT sizes_only(run.config.model, c10::kMeta);
   const Quantization quantization(sizes_only, run.config.precision, run.precision.name);
   check_parallel(run.config, quantization);
-  check_memory_plan(run, quantization);
+  check_memory_plan(run);
   run.size = model_size(run.config.model);
   run.memory = memory_estimate(run.config.model, {.micro_batch = run.micro_batch,
                                                   .accumulate = run.micro_batch < run.most_samples,

@@ -117,7 +117,7 @@ void Training::report_memory_plan() {
       size(made.step_bytes), size(made.keep_all_bytes), size(made.floor_bytes), made.nodes, size(made.offloaded_bytes),
       rate(made.bandwidth.to_host), rate(made.bandwidth.to_device), 100 * made.bandwidth.slowdown,
       size(made.again_bytes), 1e3 * made.predicted_s, 1e3 * made.keep_all_s, made.solve_s);
-  step_->memory_plan()->write(config().folder());
+  if (output() != nullptr) step_->memory_plan()->write(config().folder());  // of rank 0; others have their own
 }
 
 std::optional<Validation> Training::evaluate() {

@@ -92,6 +92,7 @@ TEST_F(RunConfigFile, RefusesWhatTheTaskDoesNotRead) {
       {"[data]\ntext = [\"a\"]\n", "data.text.0"},
       {"[precision]\nrecipe = \"mxfp8\"\n", "precision.recipe"},
       {"[parallel]\nexpert = 2\n", "parallel.expert"},
+      {"[memory]\nbudget = \"0.5x\"\n", "memory.budget does not work with recommender.model = \"deepfm\""},
       {"[log]\nsample_prompts = [\"a\"]\n", "log.sample_prompts.0"},
       {"[embedding]\nmomentum = 0.5\n", "embedding.momentum does nothing with embedding.optimizer"},
       {"[embedding]\noptimizer = \"sgd\"\neps = 0.5\n", "embedding.eps does nothing"},
@@ -103,6 +104,21 @@ TEST_F(RunConfigFile, RefusesWhatTheTaskDoesNotRead) {
   EXPECT_THAT(refusal("[embedding]\nlr = 0.5\n"), HasSubstr("embedding.lr = 0.5 does nothing: this run trains a GPT"));
   EXPECT_THAT(refusal("[rows]\nlabel = \"a\"\n"), HasSubstr("rows.label"));
   EXPECT_THAT(refusal("[eval]\nmax_rows = 5\n"), HasSubstr("eval.max_rows"));
+}
+
+TEST_F(RunConfigFile, RefusesAMemoryBudgetForStepsThatDiffer) {
+  const std::string budget = "[memory]\nbudget = \"0.5x\"\n[model.moe]\nexperts = 4\n",
+                    padded = budget + "drop = \"position\"\npad_to_capacity = true\n";
+  EXPECT_EQ(refusal(padded), "accepted");
+  const std::pair<std::string, const char*> cases[] = {
+      {budget, "model.moe.pad_to_capacity = false"},
+      {budget + "router = \"expert_choice\"\n", "model.moe.router = \"expert_choice\""},
+      {padded + "capacity_factor = 0\n", "model.moe.capacity_factor = 0"},
+      {padded + "[precision]\nrecipe = \"fp64\"\n", "experts in fp64"},
+      {padded + "[parallel]\noverlap = \"auto\"\n", "[parallel]"},
+      {padded + "[parallel]\nshadow = 1\n", "[parallel]"}};
+  for (const auto& [toml, key] : cases)
+    EXPECT_THAT(refusal(toml), AllOf(HasSubstr("memory.budget does not work with"), HasSubstr(key))) << toml;
 }
 
 TEST(RunConfigs, EveryShippedConfigLoads) {

@@ -1,0 +1,52 @@
+#include "dovetail/train/memory_section.h"
+
+#include <fmt/format.h>
+
+#include <string>
+
+#include "dovetail/base/error.h"
+#include "dovetail/plan/budget.h"
+#include "dovetail/train/config.h"
+
+namespace dovetail {
+namespace {
+
+/// What stands in the way of a step that has the same sizes and collectives every time, why, and what to do.
+void check_planned(const RunConfig& config) {
+  const moe::Config& moe = config.model.moe;
+  const auto refuse = [](bool there, const std::string& what, const char* why, const char* help) {
+    if (there) throw UserError(fmt::format("memory.budget does not work with {}: {}", what, why), help);
+  };
+  refuse(config.recommends(), fmt::format("recommender.model = \"{}\"", config.recommender.model),
+         "a step looks up other rows of other tables each time, and its memory is theirs",
+         "leave memory.budget out; embedding.memory_bytes bounds the memory of tables");
+  if (moe.experts == 0) return;
+  refuse(moe.router == "expert_choice", "model.moe.router = \"expert_choice\"",
+         "a token has another number of experts in each step", "let tokens choose, or leave memory.budget out");
+  refuse(!moe.pad_to_capacity, "model.moe.pad_to_capacity = false", "experts have other numbers of rows in each step",
+         "give them a capacity (drop = \"position\") and pad_to_capacity = true, or leave memory.budget out");
+  refuse(moe.capacity_factor <= 0, fmt::format("model.moe.capacity_factor = {}", moe.capacity_factor),
+         "the capacity follows from the load of a step", "give a positive one, or leave memory.budget out");
+  refuse(config.precision.recipe == "fp64", "experts in fp64", "our kernels for their rows are of float32 and bfloat16",
+         "use another recipe, or leave memory.budget out");
+  refuse(config.parallel.chooses() || config.parallel.shadow != 0, "\"auto\" or shadow in [parallel]",
+         "experts move with their load", "say r, overlap and all_to_all, or leave memory.budget out");
+}
+
+}  // namespace
+
+void check_memory(const RunConfig& config) {
+  const MemorySection& memory = config.memory;
+  if (memory.budget.empty()) {
+    user_check(memory == MemorySection(),
+               "memory.folder and memory.solve_s do nothing without memory.budget; give one");
+    return;
+  }
+  plan::parse_budget(memory.budget, 1 << 30);
+  check_planned(config);
+  if (config.train.checkpoint_activations)
+    throw UserError("both memory.budget and train.checkpoint_activations are given",
+                    "leave train.checkpoint_activations out: the plan decides what is made again");
+}
+
+}  // namespace dovetail
