@@ -151,7 +151,7 @@ TEST_P(PlannedTraining, GivesTheSameBitsWithinItsBudget) {
     EXPECT_LE(report->step_bytes, report->budget_bytes);
     EXPECT_LT(report->budget_bytes, report->keep_all_bytes);
     const int64_t measured = planned.step->memory_plan()->measured_bytes();
-    EXPECT_LE(measured, (report->step_bytes + plan::kPage - 1) / plan::kPage * plan::kPage);
+    EXPECT_LT(measured, report->step_bytes + plan::kPage);
     EXPECT_GE(measured, static_cast<int64_t>(0.97 * static_cast<double>(report->step_bytes)));
     EXPECT_GT(report->offloaded_bytes + report->again_bytes, 0);
     planned.step->memory_plan()->write(folder.path());
