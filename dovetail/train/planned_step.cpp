@@ -206,7 +206,6 @@ plan::SolveOptions PlannedStep::solve_options(const Options& options) {
 void PlannedStep::write(const std::filesystem::path& folder) const {
   if (!state_->report) return;
   write_file_atomically(folder / "graph.json", plan::to_json(state_->graph.graph).dump(1) + "\n");
-  write_file_atomically(folder / "memory_plan.json", to_json(*state_->report).dump(1) + "\n");
   write_file_atomically(folder / "plan.json", plan::to_json(state_->plan, state_->graph.graph).dump(1) + "\n");
   nlohmann::ordered_json record = to_json(*state_->report);
   record.update(memory_record(view()));
