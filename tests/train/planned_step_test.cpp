@@ -45,9 +45,9 @@ ModelConfig gpt2() {
 /// Of small weights and many tokens: what is kept for backward is most of a step.
 ModelConfig narrow() { return {.layers = 4, .width = 64, .heads = 2, .context = 64}; }
 Case quantized(const char* name, const char* recipe) { return {name, narrow(), at::kBFloat16, 16, "0.5x", recipe, 16}; }
-/// Of more tokens: the update of all small parameters, one operation, takes less than the budget.
+/// Of more tokens: nearer to the floor, which is the gradients of the largest product with their quantized operands.
 Case quantized_less(const char* name, const char* recipe) {
-  return {name, narrow(), at::kBFloat16, 32, "0.3x", recipe, 32};
+  return {name, narrow(), at::kBFloat16, 32, "0.45x", recipe, 32};
 }
 
 Case mixture(const char* name, void (*experts)(moe::Config&), const char* recipe = "fp32", int64_t micro_batch = 16) {
