@@ -284,10 +284,11 @@ void MemorySection::describe(Section& s) {
   s.value(
       "budget", budget,
       "Memory that a training step may take: bytes (6GiB) or a share of the step's peak with everything kept (0.5x); "
-      "what is kept, made again or moved is decided after seven steps, which take what they take without. Empty: no "
-      "plan");
+      "what is kept, made again or moved is decided after seven steps, of which the first three take what they take "
+      "without. Empty: no plan");
   s.value("folder", folder,
-          "Folder of the disk that tensors are moved to beyond the budget; empty: to memory that is not counted");
+          "Folder of the disk that tensors are moved to beyond the budget; empty: to memory that is not counted. With "
+          "one also the first three steps run in little memory, slowly");
   s.value("solve_s", solve_s, "Seconds of looking for the fastest plan").unit("s").range(0.1, 3600);
 }
 
