@@ -93,11 +93,12 @@ std::vector<at::Tensor> run_experts(const Routing& routing, const std::vector<in
     for (const auto* list : {&experts.up, &experts.down, &experts.up_bias, &experts.down_bias})
       leaves.push_back(list->back());
   }
-  Dispatch to = dispatch(routing.expert.to(device), routing.slot.to(device), std::ssize(widths));
+  const Dispatch to = dispatch(routing.expert.to(device), routing.slot.to(device), std::ssize(widths));
   if (!pad) return results(feed_forward(leaves[0], leaves[1], to, experts), leaves);
   int64_t most = 1;
   for (int64_t e = 0; e < to.experts(); ++e) most = std::max(most, to.rows(e));
-  const at::Tensor y = padded_feed_forward(leaves[0], leaves[1], padded(to, most), {.weights = experts, .modules = {}});
+  const Dispatch full = padded_dispatch(routing.expert.to(device), routing.slot.to(device), std::ssize(widths), most);
+  const at::Tensor y = padded_feed_forward(leaves[0], leaves[1], full, {.weights = experts, .modules = {}});
   return results(y, leaves);
 }
 
