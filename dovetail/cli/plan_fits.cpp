@@ -11,6 +11,7 @@
 #include "dovetail/cli/output.h"
 #include "dovetail/cli/plan_config.h"
 #include "dovetail/plan/budget.h"
+#include "dovetail/train/memory_section.h"
 #include "dovetail/train/trial_step.h"
 
 namespace dovetail::cli {
@@ -74,11 +75,10 @@ class Needs {
   }
 
   std::string why_it_is_not_recorded() const {
-    if (run_.config.train.checkpoint_activations) return "a step with train.checkpoint_activations is not recorded";
-    if (run_.config.recommends()) return "a recommender's step is not recorded";
     try {
       RunConfig planned = run_.config;
       planned.memory.budget = "1x";
+      check_memory(planned);
       resolve_trial(planned, *group_);
     } catch (const UserError& error) {
       return error.what();

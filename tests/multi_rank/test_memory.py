@@ -32,9 +32,9 @@ def loads(run: Path) -> list[dict]:
 
 
 def expect_a_plan_within_the_budget(run: Path) -> None:
-    nodes = json.loads((run / "graph.json").read_text())["nodes"]
+    nodes = [node["name"] for node in json.loads((run / "graph.json").read_text())["nodes"]]
     actions = json.loads((run / "plan.json").read_text())["actions"]
-    ours = [i for i, node in enumerate(nodes) if "all_to_all" in node["name"] or "all_reduce" in node["name"]]
+    ours = [node for node in nodes if "all_to_all" in node or "all_reduce" in node]
     ran = [action["node"] for action in actions if action["op"] == "compute"]
     assert ours
     assert [node for node in ran if node in ours] == ours, "every collective runs once, in the order of the step"
