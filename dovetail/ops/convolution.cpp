@@ -197,7 +197,7 @@ at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const at::
   check_tensor("x", x, x.sizes());
   check_tensor("weight", weight, weight.sizes());
   if (bias.defined()) check_tensor("bias", bias, {p.filters});
-  const at::Tensor y = made(p.out_sizes());
+  at::Tensor y = made(p.out_sizes());
   if (y.numel() == 0) return y;
   const at::Tensor xs = x.contiguous(), weights = weight.contiguous();
   const at::Tensor biases = bias.defined() ? bias.contiguous() : bias;
@@ -221,7 +221,7 @@ at::Tensor convolution_backward_data(const at::Tensor& dy, const at::Tensor& wei
   const Problem p(x_sizes, weight.sizes(), options);
   check_tensor("dy", dy, p.out_sizes());
   check_tensor("weight", weight, weight.sizes());
-  const at::Tensor dx = made(x_sizes);
+  at::Tensor dx = made(x_sizes);
   if (dx.numel() == 0) return dx;
   const at::Tensor from = dy.contiguous(), weights = weight.contiguous();
   const Scratch scratch(p.workspace_floats(ConvolutionPass::kBackwardData, options.algorithm));
@@ -244,7 +244,7 @@ ConvolutionGradients convolution_backward_weight(const at::Tensor& dy, const at:
   const Problem p(x.sizes(), weight_sizes, options);
   check_tensor("x", x, x.sizes());
   check_tensor("dy", dy, p.out_sizes());
-  const ConvolutionGradients out{made(weight_sizes), made({p.filters})};
+  ConvolutionGradients out{made(weight_sizes), made({p.filters})};
   const at::Tensor xs = x.contiguous(), from = dy.contiguous();
   const Scratch scratch(p.workspace_floats(ConvolutionPass::kBackwardWeight, options.algorithm));
   backward_weight_columns(p, from.const_data_ptr<float>(), xs.const_data_ptr<float>(),

@@ -256,6 +256,7 @@ std::vector<OutcomeRow> rows_by_layer(const PlanOutcome& outcome, const Graph& g
       add_to(row, storage, graph);
     }
   std::vector<OutcomeRow> out;
+  out.reserve(rows.size());
   for (auto& [key, row] : rows) out.push_back(std::move(row));
   return out;
 }
