@@ -98,7 +98,7 @@ void Weights(const WinogradWeights& p) {
 /// One row of tiles: its six rows of x with zeros around, first transformed down the columns.
 struct TileRow {
   explicit TileRow(int64_t columns)
-      : width(kTile * ((columns + kLanes - 1) / kLanes * kLanes) + kLanes),
+      : width(kTile * ((columns + kLanes - 1) / kLanes * kLanes) + std::max<int64_t>(kTile, kLanes)),
         data(static_cast<size_t>(kWindow * width)) {}
   float* row(int64_t i) { return data.data() + i * width; }
 

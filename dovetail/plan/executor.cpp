@@ -195,6 +195,7 @@ struct Executor::State {
   void run_operation(const CapturedOperation& operation, const std::vector<AllocationPlace>& planned_places,
                      const std::vector<std::pair<int, int64_t>>& locals, std::byte* workspace) {
     std::vector<PlannedPlace> places;
+    places.reserve(planned_places.size());
     for (const AllocationPlace& place : planned_places)
       places.push_back(
           {place.storage >= 0 ? address[graph.tensor_of_storage[place.storage]] : workspace + place.workspace_offset,
