@@ -92,6 +92,13 @@ def measure(options) -> dict:
     return result
 
 
+def hold(claims: list[tuple[str, bool]]) -> bool:
+    """Print each claim, and whether all hold."""
+    for text, holds in claims:
+        print(f"claim: {text}: {'holds' if holds else 'DOES NOT HOLD'}")
+    return all(holds for _, holds in claims)
+
+
 def report(result: dict) -> bool:
     machine = result["machine"]
     print(f"GPT of {result['parameters'] / 1e6:.1f} M parameters, {result['size']}")
@@ -119,9 +126,7 @@ def report(result: dict) -> bool:
         claims.append((f"{text} of what was planned", within))
         late = result["sides"][name]["step_s"] / plan["predicted_s"] - 1
         claims.append((f"{name}: {late:+.1%} of the predicted time", abs(late) <= 0.1))
-    for text, holds in claims:
-        print(f"claim: {text}: {'holds' if holds else 'DOES NOT HOLD'}")
-    return all(holds for _, holds in claims)
+    return hold(claims)
 
 
 def main() -> int:
