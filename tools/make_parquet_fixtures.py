@@ -36,6 +36,9 @@ def write_rows():
     # A dictionary that grows too large within a row group gives way to plain pages.
     small = {"dictionary_pagesize_limit": 24, "data_page_size": 32, "write_batch_size": 4}
     pq.write_table(table, FOLDER / "rows_fallback.parquet", row_group_size=20, **small)
+    # Codes of three bits for five words, in bytes that a test can change.
+    bare = pa.table({"flag": [i % 2 for i in n], "city": [f"city {i % 5}" for i in n]})
+    pq.write_table(bare, FOLDER / "bare.parquet", compression="none")
 
 
 def main():

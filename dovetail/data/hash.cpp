@@ -1,6 +1,8 @@
 #include "dovetail/data/hash.h"
 
+#include <array>
 #include <bit>
+#include <charconv>
 #include <cstring>
 
 namespace dovetail {
@@ -46,6 +48,12 @@ uint64_t xxh64(std::string_view bytes) {
   hash = (hash ^ hash >> 33) * kPrime2;
   hash = (hash ^ hash >> 29) * kPrime3;
   return hash ^ hash >> 32;
+}
+
+uint64_t integer_key(int64_t integer) {
+  std::array<char, 24> text;
+  const char* const end = std::to_chars(text.data(), text.data() + text.size(), integer).ptr;
+  return xxh64({text.data(), static_cast<size_t>(end - text.data())});
 }
 
 }  // namespace dovetail

@@ -9,4 +9,7 @@ namespace dovetail {
 /// depends on the bytes alone, so one id has one key in every column, file, rank and version.
 uint64_t xxh64(std::string_view bytes);
 
+/// That of the decimal text of an integer.
+uint64_t integer_key(int64_t integer);
+
 }  // namespace dovetail

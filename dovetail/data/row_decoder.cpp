@@ -82,7 +82,7 @@ void set_value(const ColumnValues& values, int64_t i, Cell& cell) {
     const auto code = static_cast<size_t>(values.codes[at]);
     cell.kind = Cell::Kind::kText;
     cell.text = &values.words[code];
-    cell.key = &values.keys[at];
+    cell.key = &values.keys[code];
   } else if (values.kind == ColumnValues::Kind::kInteger) {
     cell.kind = Cell::Kind::kInteger;
     cell.integer = values.integers[at];
@@ -116,11 +116,11 @@ bool for_each_value(const Cell& cell, char separator, Visit&& visit) {
   return true;
 }
 
-int64_t table_row(uint64_t key, uint64_t num_rows) {
+}  // namespace
+
+int64_t RowDecoder::table_row(uint64_t key, uint64_t num_rows) {
   return static_cast<int64_t>(num_rows == 0 ? key : key % num_rows);
 }
-
-}  // namespace
 
 void set_row_cell(const ColumnValues& values, int64_t row, Cell& cell) {
   if (!values.is_list) {
@@ -218,6 +218,16 @@ void RowDecoder::decode(std::span<const Cell> cells, int64_t row, RowBlock& out)
     ++out.num_rows;
     return;
   }
+  take_back(ids, out);
+  if (labels == Labels::kMissing) {
+    ++out.num_unlabelled;
+    out.left_out.push_back(row);
+  } else {
+    add_bad(out, std::move(bad));
+  }
+}
+
+void RowDecoder::take_back(size_t ids, RowBlock& out) const {
   const auto rows = static_cast<size_t>(out.num_rows);
   out.labels.resize(rows * labels_.size());
   out.dense.resize(rows * dense_.size());
@@ -225,12 +235,11 @@ void RowDecoder::decode(std::span<const Cell> cells, int64_t row, RowBlock& out)
   out.ids.resize(ids);
   if (has_weights_) out.weights.resize(ids);
   if (group_ >= 0) out.groups.resize(rows);
-  if (labels == Labels::kMissing) {
-    ++out.num_unlabelled;
-    out.left_out.push_back(row);
-  } else {
-    add_bad(out, std::move(bad));
-  }
+}
+
+void RowDecoder::check_ids(const RowBlock& out) {
+  user_check(out.ids.size() <= std::numeric_limits<uint32_t>::max(),
+             "rows: a row group holds more than 2^32 ids; write the Parquet file with smaller row groups");
 }
 
 bool RowDecoder::decode_group(std::span<const Cell> cells, RowBlock& out, BadRow& bad) const {
@@ -323,8 +332,7 @@ bool RowDecoder::decode_feature(const Feature& feature, std::span<const Cell> ce
     cut(out.ids);
     if (has_weights_) cut(out.weights);
   }
-  user_check(out.ids.size() <= std::numeric_limits<uint32_t>::max(),
-             "rows: a row group holds more than 2^32 ids; write the Parquet file with smaller row groups");
+  check_ids(out);
   out.ends.push_back(static_cast<uint32_t>(out.ids.size()));
   return true;
 }
@@ -380,6 +388,10 @@ bool RowDecoder::add_hashed(const Feature& feature, const Cell& value, RowBlock&
   if (value.kind == Cell::Kind::kMissing) {
     reason = "an id of the list is missing";
     return false;
+  }
+  if (value.kind == Cell::Kind::kInteger) {
+    out.ids.push_back(table_row(integer_key(value.integer), feature.num_rows));
+    return true;
   }
   const bool known = value.kind == Cell::Kind::kText && value.key != nullptr;
   if (!known && !text_of(value, buffer, text, reason)) return false;

@@ -90,6 +90,12 @@ class RowDecoder {
   /// missing_label = "bad_row" a row without label is a bad one.
   void decode(std::span<const Cell> cells, int64_t row, RowBlock& out) const;
 
+  /// The same for rows [first, first + rows) of a row group of Parquet, of which the first is number `row`. `columns`
+  /// are in the order of `columns`. A column at a time, where its values can be taken without looking at the rest of
+  /// the row.
+  void decode_columns(std::span<const ColumnValues> columns, int64_t first, int64_t rows, int64_t row,
+                      RowBlock& out) const;
+
   /// Counts a row that has no cells, such as one of the wrong width.
   static void add_bad(RowBlock& out, BadRow bad);
 
@@ -114,9 +120,14 @@ class RowDecoder {
     Missing missing = Missing::kEmpty;
   };
   enum class Labels { kThere, kMissing, kBad };
+  class ColumnTiles;  ///< of decode_columns
 
+  static int64_t table_row(uint64_t key, uint64_t num_rows);
   size_t column_index(const std::string& name);
   Feature make_feature(const SparseConfig& config);
+  /// Makes `out` what it was before a row that is not kept, when it had `ids` ids.
+  void take_back(size_t ids, RowBlock& out) const;
+  static void check_ids(const RowBlock& out);
   Labels decode_labels(std::span<const Cell> cells, RowBlock& out, BadRow& bad) const;
   bool decode_dense(std::span<const Cell> cells, RowBlock& out, BadRow& bad) const;
   /// `events`: the ids of the row's sequences so far, or negative.

@@ -118,11 +118,7 @@ class ParquetSource : public SourceFile {
     std::unique_ptr<ParquetColumns> reader = take();
     const std::vector<ColumnValues> columns = reader->read(block.group);
     give(std::move(reader));
-    std::vector<Cell> cells(columns.size());
-    for (int64_t i = 0; i < block.range.rows; ++i) {
-      for (size_t c = 0; c < columns.size(); ++c) set_row_cell(columns[c], block.group_row + i, cells[c]);
-      decoder.decode(cells, block.range.first_row + i + 1, out);
-    }
+    decoder.decode_columns(columns, block.group_row, block.range.rows, block.range.first_row + 1, out);
   }
 
  private:

@@ -5,10 +5,15 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <random>
 
 #include "dovetail/base/error.h"
 #include "dovetail/data/hash.h"
 #include "dovetail/data/row_reader.h"
+#include "fuzz.h"
 #include "temporary_folder.h"
 
 namespace dovetail {
@@ -143,6 +148,49 @@ TEST_P(RowParquetFile, WeightsStandBesideTheirIds) {
     }
   }
   EXPECT_EQ(i, 50);
+}
+
+std::string bytes_of(const std::string& name) {
+  std::ifstream file(fixture(name), std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// Bytes of pages: behind the first 4 of the file, before its footer, whose length its last 8 begin with.
+size_t page_bytes(const std::string& file) {
+  uint32_t footer = 0;
+  std::memcpy(&footer, file.data() + file.size() - 8, sizeof(footer));
+  return file.size() - 12 - footer;
+}
+
+TEST_P(RowParquetFile, DamagedPagesAreReadOrRefused) {
+  const std::string whole = bytes_of(GetParam());
+  std::mt19937_64 random(7);
+  const TemporaryFolder folder;
+  int64_t refused = 0;
+  for (int64_t i = 0; i < fuzz_inputs(100); ++i) {
+    std::string damaged = whole;
+    for (int changes = 0; changes < 4; ++changes)
+      damaged[4 + random() % page_bytes(whole)] = static_cast<char>(random());
+    RowsConfig config = config_of({{.columns = {"city"}}, {.columns = {"kind"}}, {.columns = {"number"}}},
+                                  {{.columns = {"real", "small", "delay"}}});
+    config.files = {folder.write("damaged.parquet", damaged).string()};
+    refused += refusal(config) != "accepted";
+  }
+  EXPECT_GT(refused, 0);
+}
+
+TEST(RowParquet, ACodeThatNamesNoWordIsDamage) {
+  const std::string whole = bytes_of("bare.parquet");
+  const TemporaryFolder folder;
+  int64_t named = 0;
+  for (size_t i = 0; i < page_bytes(whole); ++i) {
+    std::string damaged = whole;
+    damaged[4 + i] = '\xff';
+    RowsConfig config = config_of({{.columns = {"city"}}});
+    config.files = {folder.write("damaged.parquet", damaged).string()};
+    named += refusal(config).find("names a word that its dictionary does not have") != std::string::npos;
+  }
+  EXPECT_GT(named, 10);
 }
 
 TEST(RowParquet, DropsOrMasksRowsWithoutLabel) {

@@ -47,6 +47,10 @@ std::shared_ptr<arrow::Table> ArrowFile::read(int64_t group, const std::vector<i
   }
 }
 
+std::shared_ptr<parquet::RowGroupReader> ArrowFile::group(int64_t group) const {
+  return reader_->parquet_reader()->RowGroup(static_cast<int>(group));
+}
+
 void ArrowFile::refuse(const std::string& reason) const {
   throw UserError(fmt::format("cannot read Parquet: {}", reason), "write it again, for example with pyarrow", path_);
 }

@@ -25,6 +25,8 @@ class ArrowFile {
   /// The leaves below a field of the schema: Parquet numbers leaves, and a nested column has several.
   std::vector<int> leaves(int field) const;
   std::shared_ptr<arrow::Table> read(int64_t group, const std::vector<int>& leaves) const;
+  /// A row group for reading below Arrow's arrays, where damage is a parquet::ParquetException.
+  std::shared_ptr<parquet::RowGroupReader> group(int64_t group) const;
 
   [[noreturn]] void refuse(const std::string& reason) const;
   void check(const arrow::Status& status) const;

@@ -6,6 +6,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/data/hash.h"
 #include "dovetail/data/parquet/arrow_file.h"
+#include "dovetail/data/parquet/flat_column.h"
 #include "dovetail/data/parquet/parquet_module.h"
 
 namespace dovetail {
@@ -156,14 +157,16 @@ void append_lists(const arrow::Array& array, ColumnValues& out) {
   append_values(*lists.values()->Slice(first, last - first), out);
 }
 
-/// A column at a time, so that its words stay in the processor's cache.
 void hash_words(ColumnValues& values) {
-  std::vector<uint64_t> keys;
-  keys.reserve(values.words.size());
-  for (const std::string_view word : values.words) keys.push_back(xxh64(word));
-  values.keys.reserve(values.codes.size());
-  for (const int32_t code : values.codes) values.keys.push_back(keys[static_cast<size_t>(code)]);
+  values.keys.reserve(values.words.size());
+  for (const std::string_view word : values.words) values.keys.push_back(xxh64(word));
 }
+
+/// What the words of a row group lie in.
+struct WordOwner {
+  std::unique_ptr<FlatColumns> flat;
+  std::shared_ptr<arrow::Table> table;
+};
 
 class ArrowColumns : public ParquetColumns {
  public:
@@ -178,31 +181,45 @@ class ArrowColumns : public ParquetColumns {
   std::vector<bool> select(const std::vector<std::string>& columns) override {
     std::vector<bool> lists;
     columns_.clear();
-    leaves_.clear();
     for (const std::string& name : columns) {
       const int field = file_.schema().GetFieldIndex(name);
       DOVETAIL_CHECK(field >= 0, "column {} of {}", name, file_.path());
       const arrow::DataType& type = *file_.schema().field(field)->type();
       const arrow::DataType& value = is_list(type) ? *type.field(0)->type() : type;
-      Column column{name, is_list(type)};
+      Column column{.name = name, .field = field, .list = is_list(type), .leaves = file_.leaves(field)};
       if (!value_kind(value, column.kind))
         throw UserError(fmt::format("column `{}` holds {}, which is no feature", name, type.ToString()),
                         "cast it to integers, floats or strings, or lists of them", file_.path());
       columns_.push_back(column);
       lists.push_back(column.list);
-      const auto of_field = file_.leaves(field);
-      leaves_.insert(leaves_.end(), of_field.begin(), of_field.end());
     }
     return lists;
   }
 
   std::vector<ColumnValues> read(int64_t group) override {
-    const std::shared_ptr<arrow::Table> table = file_.read(group, leaves_);
-    std::vector<ColumnValues> out;
-    for (const Column& column : columns_) out.push_back(values(*table->GetColumnByName(column.name), column));
+    const auto owner = std::make_shared<WordOwner>();
+    std::vector<ColumnValues> out(columns_.size());
+    std::vector<size_t> others;
+    std::vector<int> leaves;
+    try {
+      owner->flat = std::make_unique<FlatColumns>(file_.group(group));
+      for (size_t c = 0; c < columns_.size(); ++c) {
+        const Column& column = columns_[c];
+        out[c].kind = column.kind;
+        out[c].is_list = column.list;
+        if (!column.list && owner->flat->read(column.leaves[0], *file_.schema().field(column.field)->type(), out[c]))
+          continue;
+        others.push_back(c);
+        leaves.insert(leaves.end(), column.leaves.begin(), column.leaves.end());
+      }
+    } catch (const parquet::ParquetException& e) {
+      file_.refuse(e.what());
+    }
+    if (!others.empty()) owner->table = file_.read(group, leaves);
+    for (const size_t c : others) append(*owner->table->GetColumnByName(columns_[c].name), out[c]);
     for (ColumnValues& values : out) {
       hash_words(values);
-      values.owner = table;
+      values.owner = owner;
     }
     return out;
   }
@@ -210,15 +227,14 @@ class ArrowColumns : public ParquetColumns {
  private:
   struct Column {
     std::string name;
+    int field = 0;
     bool list = false;
+    std::vector<int> leaves;
     Kind kind = Kind::kInteger;
   };
 
-  static ColumnValues values(const arrow::ChunkedArray& chunks, const Column& column) {
-    ColumnValues out;
-    out.kind = column.kind;
-    out.is_list = column.list;
-    if (column.list) out.list_begins.push_back(0);
+  static void append(const arrow::ChunkedArray& chunks, ColumnValues& out) {
+    if (out.is_list) out.list_begins.push_back(0);
     for (const auto& chunk : chunks.chunks()) {
       // A null of a fixed-size list still has its values: as a list it has an offset and a length like the others.
       switch (chunk->type_id()) {
@@ -235,12 +251,10 @@ class ArrowColumns : public ParquetColumns {
           append_values(*chunk, out);
       }
     }
-    return out;
   }
 
   ArrowFile file_;
   std::vector<Column> columns_;
-  std::vector<int> leaves_;
 };
 
 }  // namespace

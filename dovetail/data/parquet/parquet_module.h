@@ -29,7 +29,7 @@ struct ColumnValues {
   std::vector<double> reals;            ///< float and double
   std::vector<int32_t> codes;           ///< strings and bytes: which of `words` a value is
   std::vector<std::string_view> words;  ///< they live as long as `owner`
-  std::vector<uint64_t> keys;           ///< by value: xxh64 of its word
+  std::vector<uint64_t> keys;           ///< xxh64 of each of `words`
   std::vector<uint8_t> value_present;   ///< by value, 0 for null
   bool is_list = false;
   std::vector<int64_t> list_begins;   ///< rows + 1 entries: the values of row r are [begins[r], begins[r + 1])
