@@ -9,10 +9,11 @@ set(LAYER_plan "base;ops;mx")
 set(LAYER_io "base;mx")
 set(LAYER_moe "base;ops;mx;comm")
 set(LAYER_embedding "base;ops;mx;comm")
+set(LAYER_hybrid "base;ops")
 set(LAYER_models "base;data;ops;mx;io;moe;embedding")
 set(LAYER_train "base;data;ops;mx;comm;plan;io;moe;embedding;models")
-set(LAYER_cli "base;data;ops;mx;comm;plan;io;moe;embedding;models;train")
-set(LAYERS base data ops mx comm plan io moe embedding models train cli)
+set(LAYER_cli "base;data;ops;mx;comm;plan;io;moe;embedding;hybrid;models;train")
+set(LAYERS base data ops mx comm plan io moe embedding hybrid models train cli)
 
 foreach(layer IN LISTS LAYERS)
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/dovetail/${layer}/*.cpp)
@@ -43,6 +44,7 @@ target_link_libraries(dovetail_data PRIVATE PkgConfig::sentencepiece PkgConfig::
 target_link_libraries(dovetail_ops PRIVATE PkgConfig::hwy)
 target_link_libraries(dovetail_mx PRIVATE PkgConfig::hwy)
 target_link_libraries(dovetail_embedding PRIVATE PkgConfig::hwy)
+target_link_libraries(dovetail_hybrid PRIVATE PkgConfig::hwy)
 target_include_directories(dovetail_comm SYSTEM PRIVATE ${CMAKE_SOURCE_DIR}/dovetail/comm/gloo_declarations)
 
 # Parquet in a module of its own, opened when a Parquet file is read: Arrow is 60 MB that nothing else needs.

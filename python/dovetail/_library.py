@@ -6,7 +6,7 @@ import pathlib
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
 # Each after those it is built on.
-LIBRARIES = ["libdovetail_ops.so", "libdovetail_mx.so", "libdovetail_moe.so", "libdovetail_embedding.so"]
+LIBRARIES = [f"libdovetail_{layer}.so" for layer in ["ops", "mx", "moe", "embedding", "hybrid"]]
 
 
 def library_folder() -> pathlib.Path:

@@ -1,0 +1,194 @@
+#include "dovetail/hybrid/kmeans.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "dovetail/base/enum_names.h"
+#include "dovetail/base/error.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/hybrid/kmeans_simd.h"
+#include "dovetail/hybrid/task.h"
+#include "dovetail/ops/dispatch.h"
+
+namespace dovetail::hybrid {
+namespace {
+
+const at::Tensor& checked(const at::Tensor& x) {
+  user_check(x.dim() == 2 && x.scalar_type() == at::kFloat && x.device().is_cpu() && x.is_contiguous(),
+             "kmeans: x must be a contiguous float32 matrix on the CPU, but is {}", describe(x));
+  user_check(x.size(0) > 0 && x.size(1) > 0, "kmeans: x has {} rows and {} columns; both must be at least 1", x.size(0),
+             x.size(1));
+  return x;
+}
+
+/// A point near the rows: the mean of some of them, evenly spread.
+at::Tensor near_point(const at::Tensor& x) {
+  constexpr int64_t kRows = 4096;
+  const at::Tensor some = x.slice(0, 0, x.size(0), std::max<int64_t>(1, x.size(0) / kRows));
+  return some.to(at::kDouble).mean(0).to(at::kFloat);
+}
+
+at::Tensor checked_centres(const at::Tensor& centres, int64_t columns) {
+  user_check(centres.dim() == 2 && centres.size(0) > 0 && centres.size(1) == columns,
+             "kmeans: centres must be a matrix of {} columns, but are {}", columns, describe(centres));
+  user_check(centres.size(0) <= kMaxCentres, "kmeans: {} centres; there may be {}", centres.size(0), kMaxCentres);
+  at::Tensor c = centres.to(at::kDouble).contiguous();
+  user_check(at::isfinite(c).all().item<bool>(), "kmeans: a centre is not finite");
+  return c;
+}
+
+/// Moves each centre without rows to the row farthest from its own, which leaves that centre's sum. Returns whether
+/// there was any.
+bool reseed(KMeansData& data, const at::Tensor& centres, Partial& partial) {
+  at::Tensor &sums = partial.tensors[0], &counts = partial.tensors[1];
+  const at::Tensor empty = (counts == 0).nonzero().flatten();
+  if (empty.numel() == 0) return false;
+  const at::Tensor squares = data.distances(centres).squares;
+  // By distance, then by number: a stable sort, whose order does not depend on threads.
+  const at::Tensor farthest = std::get<1>(at::sort(squares, /*stable=*/true, /*dim=*/0, /*descending=*/true));
+  for (int64_t i = 0; i < std::min(empty.numel(), data.rows()); ++i) {
+    const auto row = farthest[i].item<int64_t>();
+    if (squares[row].item<double>() == 0) return i > 0;  // every other row is a centre
+    const at::Tensor x = data.x()[row].to(at::kDouble);
+    const int64_t from = data.labels()[row].item<int64_t>(), to = empty[i].item<int64_t>();
+    sums[from].sub_(x);
+    counts[from].sub_(1);
+    sums[to].copy_(x);
+    counts[to].fill_(1);
+  }
+  return true;
+}
+
+/// Over a matrix of centres, row by row: torch cuts a sum of everything at once by the number of threads.
+double sum_of(const at::Tensor& x) { return x.sum(1).sum().item<double>(); }
+
+/// sums / counts, and of centres without rows what they were.
+at::Tensor means(const Partial& partial, const at::Tensor& before) {
+  const at::Tensor counts = partial.tensors[1].unsqueeze(1);
+  return at::where(counts > 0, partial.tensors[0] / counts.clamp_min(1), before);
+}
+
+}  // namespace
+
+KMeansData::KMeansData(const at::Tensor& x)
+    : x_(checked(x)),
+      norms_(at::empty({x.size(0)}, at::kFloat)),
+      labels_(at::full({x.size(0)}, -1, at::kInt)),
+      squares_(at::empty({x.size(0)}, at::kDouble)),
+      shift_(near_point(x)),
+      resident_({x_, norms_, labels_, squares_}) {
+  if (!at::isfinite(shift_).all().item<bool>()) refuse_values();
+  const Partial norms = run_task("kmeans.norms", {shift_}, resident_.shards(kKMeansGrain));
+  total_square_ = norms.tensors[0].item<double>();
+  if (!std::isfinite(total_square_)) refuse_values();
+}
+
+void KMeansData::refuse_values() const {
+  for (int64_t begin = 0; begin < rows(); begin += kKMeansGrain) {
+    const at::Tensor part = x_.slice(0, begin, std::min(begin + kKMeansGrain, rows()));
+    const at::Tensor bad = at::isfinite(part).logical_not().nonzero();
+    if (bad.numel() == 0) continue;
+    throw UserError(fmt::format("kmeans: {} in row {}, column {} of x", part[bad[0][0]][bad[0][1]].item<float>(),
+                                begin + bad[0][0].item<int64_t>(), bad[0][1].item<int64_t>()),
+                    "leave such rows out, or put numbers in their place");
+  }
+  throw UserError("kmeans: the values are too large: the mean of a column is not finite in float32",
+                  "scale the columns");
+}
+
+Partial KMeansData::assign(const at::Tensor& centres) {
+  return run_task("kmeans.assign", {checked_centres(centres, columns()), shift_}, resident_.shards(kKMeansGrain));
+}
+
+KMeansData::Distances KMeansData::distances(const at::Tensor& centres) {
+  const Partial sum =
+      run_task("kmeans.distances", {checked_centres(centres, columns())}, resident_.shards(kKMeansGrain));
+  return {squares_, sum.tensors[0].item<double>()};
+}
+
+void KMeansData::forget_labels() { labels_.fill_(-1); }
+
+void KMeansData::forget_closest() { squares_.fill_(std::numeric_limits<double>::infinity()); }
+
+double KMeansData::include(const at::Tensor& points) {
+  // Many points: the nearest of them is found in float32 at the rate of a matrix product.
+  constexpr int64_t kFew = 16;
+  if (points.size(0) <= kFew) {
+    const Partial sum =
+        run_task("kmeans.include", {checked_centres(points, columns())}, resident_.shards(kKMeansGrain));
+    return sum.tensors[0].item<double>();
+  }
+  const at::Tensor before = squares_.clone();
+  assign(points);
+  distances(points);
+  at::minimum_out(squares_, squares_, before);
+  double sum = 0;  // by shards, as tasks add: a sum of everything at once would depend on the number of threads
+  for (const at::Tensor& part : squares_.split(kKMeansGrain)) sum += part.sum().item<double>();
+  return sum;
+}
+
+at::Tensor KMeansData::potentials(const at::Tensor& points) const {
+  return run_task("kmeans.potentials", {checked_centres(points, columns())}, resident_.shards(kKMeansGrain)).tensors[0];
+}
+
+at::Tensor KMeansData::shifted_sums(const Partial& partial) const {
+  return partial.tensors[0] - partial.tensors[1].unsqueeze(1) * shift_.to(at::kDouble);
+}
+
+double KMeansData::inertia_of(const Partial& partial, const at::Tensor& centres) const {
+  // |x - c|^2 = |y|^2 - 2 y d + |d|^2 with y = x - shift, d = c - shift.
+  const at::Tensor d = centres.to(at::kDouble) - shift_.to(at::kDouble);
+  const double products = sum_of(shifted_sums(partial) * d);
+  const at::Tensor squares = partial.tensors[1] * d.square().sum(1);
+  return std::max(0.0, total_square_ - 2 * products + squares.sum().item<double>());
+}
+
+double KMeansData::mean_variance(const Partial& partial) const {
+  const at::Tensor mean = shifted_sums(partial).sum(0) / partial.weight;
+  const double square = total_square_ / partial.weight - mean.square().sum().item<double>();
+  return std::max(0.0, square) / static_cast<double>(columns());
+}
+
+EmptyCluster parse_empty_cluster(std::string_view name) {
+  constexpr std::array<std::string_view, 2> kNames = {"keep", "reseed"};
+  return parse_enum<EmptyCluster>("kmeans", "way of empty clusters", name, kNames);
+}
+
+KMeansResult lloyd(KMeansData& data, const at::Tensor& initial, const LloydOptions& options,
+                   const std::function<void(const LloydIteration&)>& report) {
+  user_check(options.iterations > 0, "kmeans: {} iterations; there must be at least 1", options.iterations);
+  user_check(options.tolerance >= 0, "kmeans: the tolerance is {}, below 0", options.tolerance);
+  KMeansResult result{.centres = checked_centres(initial, data.columns())};
+  data.forget_labels();
+  bool settled = false;  // the labels are those of the centres
+  while (!result.converged && result.iterations < options.iterations) {
+    const double start = now_seconds();
+    Partial partial = data.assign(result.centres);
+    const int64_t changed = partial.tensors[2].item<int64_t>();
+    const double limit = options.tolerance * data.mean_variance(partial);
+    LloydIteration line{.iteration = ++result.iterations,
+                        .inertia = report ? data.inertia_of(partial, result.centres) : 0,
+                        .changed = changed};
+    const bool moved_one = options.empty == EmptyCluster::kReseed && reseed(data, result.centres, partial);
+    const at::Tensor next = means(partial, result.centres);
+    const double moved = sum_of((next - result.centres).square());
+    result.centres = next;
+    settled = changed == 0 && !moved_one;
+    result.converged = settled || moved <= limit;
+    line.shift = std::sqrt(moved);
+    line.seconds = now_seconds() - start;
+    if (report) report(line);
+  }
+  result.counts =
+      settled ? at::bincount(data.labels(), {}, result.centres.size(0)) : data.assign(result.centres).tensors[1];
+  result.inertia = data.distances(result.centres).inertia;
+  result.labels = data.labels();
+  return result;
+}
+
+}  // namespace dovetail::hybrid

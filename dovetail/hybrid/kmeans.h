@@ -1,0 +1,112 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "dovetail/hybrid/partial.h"
+#include "dovetail/hybrid/shard.h"
+
+namespace dovetail::hybrid {
+
+/// Rows of a shard of k-means: fixed, so that sums are the same bits for any number of threads.
+constexpr int64_t kKMeansGrain = 16384;
+
+/// Rows to cluster, with what every iteration needs of them: how far each is from a point near all of them, and its
+/// label. N rows of D columns, K centres.
+///
+/// Tasks `kmeans.norms`, `kmeans.assign`, `kmeans.distances`, `kmeans.potentials` and `kmeans.include` run on its
+/// shards.
+class KMeansData {
+ public:
+  /// x (N, D) float32 on the CPU, contiguous, at least one row and one column; kept, never copied. Throws UserError for
+  /// anything else, and for a value that is not finite, naming its row and column.
+  explicit KMeansData(const at::Tensor& x);
+
+  /// One pass over the rows: labels become the nearest of centres (K, D), float64, the first of equally near ones.
+  /// Returns {sums of the rows of each centre (K, D) float64, their number (K) int64, labels that changed () int64} of
+  /// weight N.
+  Partial assign(const at::Tensor& centres);
+
+  /// |x_i - centres[label_i]|^2 (N), float64, and the sum of it: the inertia. Another pass.
+  struct Distances {
+    at::Tensor squares;
+    double inertia = 0;
+  };
+  Distances distances(const at::Tensor& centres);
+
+  /// What k-means++ asks: the squared distance of each row to the closest of the points so far (N), float64. It lies
+  /// where `distances` puts its squares.
+  void forget_closest();
+  const at::Tensor& closest() const { return squares_; }
+  /// The points (M, D), float64, are among them from now on; returns the sum of `closest`.
+  double include(const at::Tensor& points);
+  /// What that sum would be (M) if one of the points were included.
+  at::Tensor potentials(const at::Tensor& points) const;
+
+  /// The inertia of the assignment that `partial` came from, of its centres, out of its sums alone. Its error is some
+  /// 1e-15 of the inertia of a single centre: `distances` is exact.
+  double inertia_of(const Partial& partial, const at::Tensor& centres) const;
+
+  /// The mean of the columns' variances, out of any partial.
+  double mean_variance(const Partial& partial) const;
+
+  const at::Tensor& x() const { return x_; }
+  const at::Tensor& labels() const { return labels_; }  ///< (N) int32; -1 before the first assignment
+  void forget_labels();                                 ///< -1 again
+  int64_t rows() const { return x_.size(0); }
+  int64_t columns() const { return x_.size(1); }
+
+ private:
+  [[noreturn]] void refuse_values() const;
+  /// Per centre, of double: sum over its rows of (x - shift).
+  at::Tensor shifted_sums(const Partial& partial) const;
+
+  at::Tensor x_, norms_, labels_, squares_, shift_;
+  ResidentData resident_;
+  double total_square_ = 0;  ///< sum of |x - shift|^2
+};
+
+/// What becomes of a centre that no row is nearest to.
+enum class EmptyCluster {
+  kKeep,    ///< it stays where it is
+  kReseed,  ///< it moves to the row that is farthest from its own centre, which that row leaves
+};
+/// "keep", "reseed"; UserError for another name.
+EmptyCluster parse_empty_cluster(std::string_view name);
+
+struct LloydOptions {
+  int64_t iterations = 300;  ///< at most
+  /// Ends when the centres moved by less: the sum of the squares of the shifts is at most this times the mean of the
+  /// columns' variances.
+  double tolerance = 1e-4;
+  EmptyCluster empty = EmptyCluster::kReseed;
+};
+
+struct LloydIteration {
+  int64_t iteration = 0;  ///< from 1
+  double inertia = 0;     ///< of the centres before it, by inertia_of
+  double shift = 0;       ///< how far the centres moved: the root of the sum of the squares
+  int64_t changed = 0;    ///< labels
+  double seconds = 0;
+};
+
+struct KMeansResult {
+  at::Tensor centres;  ///< (K, D) float64
+  at::Tensor labels;   ///< (N) int32, of these centres: those of the data, which its next assignment writes
+  at::Tensor counts;   ///< (K) int64
+  double inertia = 0;
+  int64_t iterations = 0;
+  bool converged = false;  ///< no label changed, or the tolerance was met
+};
+
+/// Lloyd's algorithm (S. Lloyd, Least squares quantization in PCM, 1982) from centres (K, D) on. Ends when no label
+/// changed, at the tolerance or after the iterations. `report` is called after each iteration. The same bits for any
+/// number of threads.
+KMeansResult lloyd(KMeansData& data, const at::Tensor& centres, const LloydOptions& options = {},
+                   const std::function<void(const LloydIteration&)>& report = {});
+
+}  // namespace dovetail::hybrid

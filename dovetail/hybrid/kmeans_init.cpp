@@ -1,0 +1,139 @@
+#include "dovetail/hybrid/kmeans_init.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "dovetail/base/enum_names.h"
+#include "dovetail/base/error.h"
+#include "dovetail/base/rng.h"
+
+namespace dovetail::hybrid {
+namespace {
+
+constexpr std::array<std::string_view, 4> kNames = {"k-means++", "k-means-parallel", "random", "first"};
+
+/// Uniform numbers of [0, 1), one after another.
+class Draws {
+ public:
+  explicit Draws(uint64_t seed) : seed_(mix_seed(seed, name_key("kmeans"))) {}
+  double next() { return random_uniform(seed_, RandomStream::kInitialize, index_++); }
+
+  /// Indices drawn in proportion to `mass` (N), float64, not all of it zero.
+  at::Tensor from(const at::Tensor& mass, int64_t count) {
+    const at::Tensor upto = mass.cumsum(0);
+    std::vector<double> at;
+    for (int64_t i = 0; i < count; ++i) at.push_back(next() * upto[-1].item<double>());
+    // Never an index without mass: a draw of exactly `upto` belongs to the next one.
+    const at::Tensor index = at::searchsorted(upto, at::tensor(at, at::kDouble), /*out_int32=*/false, /*right=*/true);
+    return index.clamp_max(mass.numel() - 1);
+  }
+
+ private:
+  uint64_t seed_, index_ = 0;
+};
+
+at::Tensor rows_at(const KMeansData& data, const at::Tensor& index) {
+  return data.x().index_select(0, index).to(at::kDouble);
+}
+
+/// K different rows in a random order.
+at::Tensor random_rows(const KMeansData& data, int64_t count, uint64_t seed) {
+  std::vector<int64_t> index;
+  for (int64_t i = 0; i < count; ++i)
+    index.push_back(static_cast<int64_t>(permuted_index(mix_seed(seed, name_key("kmeans")), static_cast<uint64_t>(i),
+                                                        static_cast<uint64_t>(data.rows()))));
+  return rows_at(data, at::tensor(index, at::kLong));
+}
+
+/// Of points (M, D) with a weight each, K by k-means++. Where fewer than K differ, the first of them again.
+at::Tensor plus_plus(const at::Tensor& points, const at::Tensor& weights, int64_t num_centres, Draws& draws) {
+  const auto trials = static_cast<int64_t>(2 + std::log(static_cast<double>(num_centres)));
+  const at::Tensor first = draws.from(weights, 1);
+  std::vector<at::Tensor> chosen = {points.index_select(0, first)};
+  at::Tensor closest = (points - chosen[0]).square().sum(1);
+  while (std::ssize(chosen) < num_centres) {
+    const at::Tensor mass = closest * weights;
+    if (mass.sum().item<double>() == 0) {
+      chosen.push_back(chosen[0]);
+      continue;
+    }
+    const at::Tensor candidates = points.index_select(0, draws.from(mass, trials));
+    const at::Tensor squares = (points.unsqueeze(0) - candidates.unsqueeze(1)).square().sum(2);
+    const at::Tensor after = at::minimum(squares, closest);
+    const at::Tensor best = (after * weights).sum(1).argmin();
+    closest = after[best.item<int64_t>()];
+    chosen.push_back(candidates[best.item<int64_t>()].unsqueeze(0));
+  }
+  return at::cat(chosen);
+}
+
+/// The same of all rows, without a matrix of all differences.
+at::Tensor plus_plus_of_rows(KMeansData& data, int64_t num_centres, Draws& draws) {
+  const auto trials = static_cast<int64_t>(2 + std::log(static_cast<double>(num_centres)));
+  std::vector<at::Tensor> chosen = {rows_at(data, draws.from(at::ones({data.rows()}, at::kDouble), 1))};
+  data.forget_closest();
+  double potential = data.include(chosen[0]);
+  while (std::ssize(chosen) < num_centres) {
+    if (potential == 0) {  // fewer rows differ than centres are wanted
+      chosen.push_back(chosen[0]);
+      continue;
+    }
+    const at::Tensor candidates = rows_at(data, draws.from(data.closest(), trials));
+    const auto best = data.potentials(candidates).argmin().item<int64_t>();
+    chosen.push_back(candidates[best].unsqueeze(0));
+    potential = data.include(chosen.back());
+  }
+  return at::cat(chosen);
+}
+
+at::Tensor parallel(KMeansData& data, int64_t num_centres, Draws& draws) {
+  constexpr int kRounds = 5;
+  const double wanted = 2.0 * static_cast<double>(num_centres);
+  std::vector<at::Tensor> candidates = {rows_at(data, draws.from(at::ones({data.rows()}, at::kDouble), 1))};
+  data.forget_closest();
+  double potential = data.include(candidates[0]);
+  for (int round = 0; round < kRounds && potential > 0; ++round) {
+    const at::Tensor chance = data.closest() * (wanted / potential);
+    const auto* chances = chance.const_data_ptr<double>();
+    std::vector<int64_t> taken;
+    for (int64_t i = 0; i < data.rows(); ++i)
+      if (draws.next() < chances[i]) taken.push_back(i);
+    if (taken.empty()) continue;
+    candidates.push_back(rows_at(data, at::tensor(taken, at::kLong)));
+    potential = data.include(candidates.back());
+  }
+  const at::Tensor all = at::cat(candidates);
+  const at::Tensor weights = data.assign(all).tensors[1].to(at::kDouble);
+  return plus_plus(all, weights, num_centres, draws);
+}
+
+}  // namespace
+
+KMeansInit parse_kmeans_init(std::string_view name) { return parse_enum<KMeansInit>("kmeans", "init", name, kNames); }
+
+bool is_kmeans_init(std::string_view name) { return std::find(kNames.begin(), kNames.end(), name) != kNames.end(); }
+
+at::Tensor initial_centres(KMeansData& data, int64_t num_centres, KMeansInit init, uint64_t seed) {
+  user_check(num_centres >= 1, "kmeans: {} centres; there must be at least 1", num_centres);
+  user_check(num_centres <= data.rows(), "kmeans: {} centres of {} rows; there must be a row for each", num_centres,
+             data.rows());
+  Draws draws(seed);
+  switch (init) {
+    case KMeansInit::kPlusPlus:
+      return plus_plus_of_rows(data, num_centres, draws);
+    case KMeansInit::kParallel:
+      return parallel(data, num_centres, draws);
+    case KMeansInit::kRandom:
+      return random_rows(data, num_centres, seed);
+    case KMeansInit::kFirst:
+      return data.x().slice(0, 0, num_centres).to(at::kDouble);
+  }
+  DOVETAIL_CHECK(false, "an unknown init");
+}
+
+}  // namespace dovetail::hybrid

@@ -1,0 +1,88 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include "dovetail/hybrid/kmeans_simd.h"
+#include "dovetail/hybrid/task.h"
+
+/// The tasks of k-means on a CPU. Their data: x (N, D) float32, norms (N) float32, labels (N) int32, squares (N)
+/// float64, of which each writes what its name says.
+namespace dovetail::hybrid {
+namespace {
+
+struct Rows {
+  explicit Rows(const Shard& shard) : tensors(rows_of(shard)) {}
+  const at::Tensor& x() const { return tensors[0]; }
+  float* norms() const { return tensors[1].mutable_data_ptr<float>(); }
+  int32_t* labels() const { return tensors[2].mutable_data_ptr<int32_t>(); }
+  double* squares() const { return tensors[3].mutable_data_ptr<double>(); }
+
+  std::vector<at::Tensor> tensors;
+};
+
+at::Tensor number(double value) { return at::scalar_tensor(value, at::kDouble); }
+
+/// Parameters: shift (D) float32. Partial: the sum of |x - shift|^2.
+Partial norms_task(const Parameters& parameters, const Shard& shard) {
+  const Rows rows(shard);
+  const double sum = norms_from(rows.x().const_data_ptr<float>(), parameters[0].const_data_ptr<float>(), shard.size,
+                                rows.x().size(1), rows.norms());
+  return {{number(sum)}, static_cast<double>(shard.size)};
+}
+
+/// Parameters: centres (K, D) float64, shift (D) float32. Partial: as KMeansData::assign.
+Partial assign_task(const Parameters& parameters, const Shard& shard) {
+  const Rows rows(shard);
+  const at::Tensor& centres = parameters[0];
+  const int64_t num_centres = centres.size(0), dim = centres.size(1);
+  const int64_t stride = (dim + kSumsPadding - 1) / kSumsPadding * kSumsPadding;
+  const at::Tensor sums = at::zeros({num_centres, stride}, at::kDouble), counts = at::zeros({num_centres}, at::kLong);
+  const int64_t changed = assign_rows({.x = rows.x().const_data_ptr<float>(),
+                                       .norm = rows.norms(),
+                                       .shift = parameters[1].const_data_ptr<float>(),
+                                       .centres = centres.const_data_ptr<double>(),
+                                       .rows = shard.size,
+                                       .dim = dim,
+                                       .num_centres = num_centres,
+                                       .label = rows.labels(),
+                                       .sums = sums.mutable_data_ptr<double>(),
+                                       .sums_stride = stride,
+                                       .counts = counts.mutable_data_ptr<int64_t>()});
+  return {{sums.narrow(1, 0, dim), counts, at::scalar_tensor(changed, at::kLong)}, static_cast<double>(shard.size)};
+}
+
+/// Parameters: centres (K, D) float64. Partial: the inertia.
+Partial distances_task(const Parameters& parameters, const Shard& shard) {
+  const Rows rows(shard);
+  const double inertia = squared_distances(rows.x().const_data_ptr<float>(), parameters[0].const_data_ptr<double>(),
+                                           rows.labels(), shard.size, rows.x().size(1), rows.squares());
+  return {{number(inertia)}, static_cast<double>(shard.size)};
+}
+
+/// Parameters: points (M, D) float64. Partial: the sums (M) of min(squares, |x - point|^2).
+Partial potentials_task(const Parameters& parameters, const Shard& shard) {
+  const Rows rows(shard);
+  const at::Tensor& points = parameters[0];
+  const at::Tensor potentials = at::zeros({points.size(0)}, at::kDouble);
+  add_potentials(rows.x().const_data_ptr<float>(), points.const_data_ptr<double>(), points.size(0), shard.size,
+                 points.size(1), rows.squares(), potentials.mutable_data_ptr<double>());
+  return {{potentials}, static_cast<double>(shard.size)};
+}
+
+/// Parameters: points (M, D) float64, which squares are lowered to. Partial: the sum of the squares.
+Partial include_task(const Parameters& parameters, const Shard& shard) {
+  const Rows rows(shard);
+  const at::Tensor& points = parameters[0];
+  const double sum = include_points(rows.x().const_data_ptr<float>(), points.const_data_ptr<double>(), points.size(0),
+                                    shard.size, points.size(1), rows.squares());
+  return {{number(sum)}, static_cast<double>(shard.size)};
+}
+
+const TaskRegistration kNorms("kmeans.norms", at::kCPU, norms_task);
+const TaskRegistration kAssign("kmeans.assign", at::kCPU, assign_task);
+const TaskRegistration kDistances("kmeans.distances", at::kCPU, distances_task);
+const TaskRegistration kPotentials("kmeans.potentials", at::kCPU, potentials_task);
+const TaskRegistration kInclude("kmeans.include", at::kCPU, include_task);
+
+}  // namespace
+}  // namespace dovetail::hybrid

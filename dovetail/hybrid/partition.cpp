@@ -1,0 +1,114 @@
+#include "dovetail/hybrid/partition.h"
+
+#include <algorithm>
+#include <cmath>
+#include <queue>
+#include <tuple>
+
+#include "dovetail/base/error.h"
+
+namespace dovetail::hybrid {
+namespace {
+
+double seconds_for(const DeviceCost& device, int64_t grains, int64_t grain) {
+  return grains == 0 ? 0 : device.start_s + device.row_s * static_cast<double>(grains * grain);
+}
+
+/// When all of `devices` with `open` are done with `rows` rows that can be cut anywhere. Closes those that are better
+/// not used: the one with the latest start first, since its leaving moves T the least towards the others.
+double common_end(double rows, std::span<const DeviceCost> devices, std::vector<bool>& open) {
+  while (true) {
+    double numerator = rows, denominator = 0;
+    int64_t latest = -1;
+    for (size_t i = 0; i < devices.size(); ++i) {
+      if (!open[i]) continue;
+      numerator += devices[i].start_s / devices[i].row_s;
+      denominator += 1 / devices[i].row_s;
+      if (latest < 0 || devices[i].start_s > devices[static_cast<size_t>(latest)].start_s)
+        latest = static_cast<int64_t>(i);
+    }
+    if (latest < 0) return 0;
+    const double end = numerator / denominator;
+    if (end > devices[static_cast<size_t>(latest)].start_s) return end;
+    open[static_cast<size_t>(latest)] = false;
+  }
+}
+
+/// Whole grains of each device, none more than in the best partition.
+std::vector<int64_t> round_down(int64_t grains, std::span<const DeviceCost> devices, const std::vector<int64_t>& most,
+                                int64_t grain) {
+  std::vector<int64_t> share(devices.size(), 0);
+  std::vector<bool> full(devices.size(), false);
+  int64_t left = grains;
+  for (bool again = true; again && left > 0;) {
+    again = false;
+    std::vector<bool> open(devices.size());
+    for (size_t i = 0; i < devices.size(); ++i) open[i] = !full[i];
+    const double end = common_end(static_cast<double>(left * grain), devices, open);
+    for (size_t i = 0; i < devices.size(); ++i) {
+      if (!open[i] || full[i]) continue;
+      const double rows = (end - devices[i].start_s) / devices[i].row_s;
+      // A hair below, so that a share of whole grains is not lifted above the best by rounding of T.
+      share[i] = static_cast<int64_t>(std::floor(rows / static_cast<double>(grain) * (1 - 1e-12)));
+      if (share[i] < most[i]) continue;
+      share[i] = most[i];
+      left -= most[i];
+      full[i] = again = true;
+    }
+    if (again) {  // the others take more than they were about to
+      for (size_t i = 0; i < devices.size(); ++i)
+        if (!full[i]) share[i] = 0;
+    }
+  }
+  return share;
+}
+
+void check(int64_t rows, std::span<const DeviceCost> devices, int64_t grain) {
+  DOVETAIL_CHECK(rows >= 0 && grain >= 1, "{} rows in grains of {}", rows, grain);
+  for (const DeviceCost& device : devices)
+    DOVETAIL_CHECK(std::isfinite(device.row_s) && device.row_s > 0 && std::isfinite(device.start_s) &&
+                       device.start_s >= 0 && device.max_rows >= 0,
+                   "a device of {} s + {} s a row, at most {} rows", device.start_s, device.row_s, device.max_rows);
+}
+
+}  // namespace
+
+Partition partition(int64_t rows, std::span<const DeviceCost> devices, int64_t grain) {
+  check(rows, devices, grain);
+  const int64_t grains = (rows + grain - 1) / grain;
+  std::vector<int64_t> most;
+  int64_t room = 0;
+  for (const DeviceCost& device : devices) {
+    most.push_back(std::min(device.max_rows / grain, grains));
+    room += most.back();
+  }
+  user_check(room >= grains, "hybrid: the devices' memories hold {} rows in grains of {}, not {}", room * grain, grain,
+             rows);
+  Partition result{.rows = round_down(grains, devices, most, grain)};
+  std::vector<int64_t>& share = result.rows;
+  int64_t left = grains;
+  for (const int64_t taken : share) left -= taken;
+
+  using Next = std::tuple<double, size_t>;  // when a device would be done with a grain more
+  std::priority_queue<Next, std::vector<Next>, std::greater<>> next;
+  const auto offer = [&](size_t i) {
+    if (share[i] < most[i]) next.emplace(seconds_for(devices[i], share[i] + 1, grain), i);
+  };
+  for (size_t i = 0; i < devices.size(); ++i) offer(i);
+  for (; left > 0; --left) {
+    const size_t i = std::get<1>(next.top());
+    next.pop();
+    ++share[i];
+    offer(i);
+  }
+  for (size_t i = 0; i < devices.size(); ++i) {
+    result.seconds = std::max(result.seconds, seconds_for(devices[i], share[i], grain));
+    share[i] *= grain;
+  }
+  // The last grain may be short: of the last device that has any.
+  const auto last = std::find_if(share.rbegin(), share.rend(), [](int64_t r) { return r > 0; });
+  if (last != share.rend()) *last -= grains * grain - rows;
+  return result;
+}
+
+}  // namespace dovetail::hybrid

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+namespace dovetail::hybrid {
+
+/// What a device needs for s rows: start_s + row_s * s seconds, and nothing at all for none. What it costs to bring its
+/// partial to the sum belongs to start_s, what it costs to bring rows to it to row_s.
+struct DeviceCost {
+  double start_s = 0;
+  double row_s = 0;                                        ///< above 0
+  int64_t max_rows = std::numeric_limits<int64_t>::max();  ///< what its memory holds
+};
+
+struct Partition {
+  std::vector<int64_t> rows;  ///< of each device: whole grains, but for one that has the last rows; 0: it is not used
+  double seconds = 0;         ///< until the last one is done
+};
+
+/// The shares of `rows` rows with which the last device is done soonest. In rows that could be cut anywhere, all
+/// devices end at T = (N + sum a/b) / sum 1/b with a = start_s and b = row_s, over those whose share (T - a) / b is
+/// positive; shares above max_rows are max_rows, and the rest is shared again. Grains that rounding down leaves go one
+/// by one to the device that is then done first, which is optimal in whole grains. For two devices with a = 0 the
+/// shares are in the ratio of speeds, the acceleration ratio of CPU and GPU.
+///
+/// Throws UserError when the memories together hold fewer rows; InternalError for costs that are not finite, a row_s
+/// that is not positive, a negative start_s or a grain below 1.
+Partition partition(int64_t rows, std::span<const DeviceCost> devices, int64_t grain);
+
+}  // namespace dovetail::hybrid

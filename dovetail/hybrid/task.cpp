@@ -1,0 +1,48 @@
+#include "dovetail/hybrid/task.h"
+
+#include <fmt/ranges.h>
+
+#include <map>
+#include <utility>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/parallel.h"
+
+namespace dovetail::hybrid {
+namespace {
+
+using Variants = std::map<c10::DeviceType, Task>;
+
+std::map<std::string, Variants>& registry() {
+  static std::map<std::string, Variants> tasks;
+  return tasks;
+}
+
+}  // namespace
+
+void register_task(const std::string& name, c10::DeviceType device, Task task) {
+  const bool fresh = registry()[name].emplace(device, std::move(task)).second;
+  DOVETAIL_CHECK(fresh, "task {} is registered twice for {}", name, c10::DeviceTypeName(device));
+}
+
+const Task& find_task(const std::string& name, c10::DeviceType device) {
+  const auto found = registry().find(name);
+  DOVETAIL_CHECK(found != registry().end(), "no task is named {}", name);
+  const auto variant = found->second.find(device);
+  if (variant != found->second.end()) return variant->second;
+  std::vector<std::string> there;
+  for (const auto& [type, task] : found->second) there.push_back(c10::DeviceTypeName(type, true));
+  throw UserError(fmt::format("task {} does not run on {}, only on {}", name, c10::DeviceTypeName(device, true),
+                              fmt::join(there, ", ")));
+}
+
+Partial run_task(const std::string& name, const Parameters& parameters, const std::vector<Shard>& shards) {
+  DOVETAIL_CHECK(!shards.empty(), "task {} on no shards", name);
+  const Task& task = find_task(name, shards.front().location.type());
+  OrderedSum sum;
+  parallel_pieces(std::ssize(shards), 1,
+                  [&](int64_t i, int64_t) { sum.add(i, task(parameters, shards[static_cast<size_t>(i)])); });
+  return sum.take(std::ssize(shards));
+}
+
+}  // namespace dovetail::hybrid

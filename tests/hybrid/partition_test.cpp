@@ -1,0 +1,151 @@
+// Shares of devices of unequal speed, against every possible partition and against an integer program.
+#include "dovetail/hybrid/partition.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <random>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/file.h"
+#include "tests/base/temporary_folder.h"
+
+namespace dovetail::hybrid {
+namespace {
+
+double end_of(const std::vector<int64_t>& grains, const std::vector<DeviceCost>& devices, int64_t grain) {
+  double end = 0;
+  for (size_t i = 0; i < devices.size(); ++i)
+    if (grains[i] > 0)
+      end = std::max(end, devices[i].start_s + devices[i].row_s * static_cast<double>(grains[i] * grain));
+  return end;
+}
+
+/// The paper's nested search: every way to hand out the grains.
+double best_of_all(int64_t grains, const std::vector<DeviceCost>& devices, int64_t grain) {
+  double best = std::numeric_limits<double>::infinity();
+  std::vector<int64_t> share(devices.size(), 0);
+  const std::function<void(size_t, int64_t)> search = [&](size_t i, int64_t left) {
+    const int64_t most = std::min(left, devices[i].max_rows / grain);
+    if (i + 1 == devices.size()) {
+      if (left > most) return;
+      share[i] = left;
+      best = std::min(best, end_of(share, devices, grain));
+      return;
+    }
+    for (share[i] = 0; share[i] <= most; ++share[i]) search(i + 1, left - share[i]);
+  };
+  search(0, grains);
+  return best;
+}
+
+struct Case {
+  std::vector<DeviceCost> devices;
+  int64_t grains = 0, grain = 1;
+};
+
+/// Devices of which some are slow to start, some slow, some small.
+std::vector<Case> random_cases(int count) {
+  std::mt19937 random(7);
+  const auto between = [&](double low, double high) {
+    return std::exp(std::uniform_real_distribution<double>(std::log(low), std::log(high))(random));
+  };
+  std::vector<Case> cases;
+  for (int i = 0; i < count; ++i) {
+    Case c{.grains = static_cast<int64_t>(random() % 14), .grain = 1 + static_cast<int64_t>(random() % 3) * 7};
+    int64_t room = 0;
+    for (size_t d = 0, devices = 1 + random() % 4; d < devices; ++d) {
+      c.devices.push_back({.start_s = random() % 3 == 0 ? 0 : between(1e-3, 10), .row_s = between(1e-2, 1)});
+      if (random() % 3 == 0) c.devices.back().max_rows = static_cast<int64_t>(random() % 50);
+      room += std::min<int64_t>(c.devices.back().max_rows / c.grain, 100);
+    }
+    if (room >= c.grains) cases.push_back(std::move(c));
+  }
+  return cases;
+}
+
+TEST(Partition, IsTheBestOfAllPartitionsInWholeGrains) {
+  const auto cases = random_cases(600);
+  ASSERT_GT(cases.size(), 400U);
+  for (const Case& c : cases) {
+    const Partition p = partition(c.grains * c.grain, c.devices, c.grain);
+    EXPECT_EQ(std::accumulate(p.rows.begin(), p.rows.end(), int64_t{0}), c.grains * c.grain);
+    std::vector<int64_t> grains;
+    for (size_t i = 0; i < p.rows.size(); ++i) {
+      EXPECT_EQ(p.rows[i] % c.grain, 0);
+      EXPECT_LE(p.rows[i], c.devices[i].max_rows);
+      grains.push_back(p.rows[i] / c.grain);
+    }
+    EXPECT_DOUBLE_EQ(p.seconds, end_of(grains, c.devices, c.grain));
+    EXPECT_DOUBLE_EQ(p.seconds, best_of_all(c.grains, c.devices, c.grain));
+  }
+}
+
+TEST(Partition, AgreesWithAnIntegerProgramOfHighs) {
+  const char* python = std::getenv("DOVETAIL_PYTHON");
+  if (python == nullptr) GTEST_SKIP() << "DOVETAIL_PYTHON is not set";
+  std::vector<Case> cases = random_cases(25);
+  // And of the size of a real job: 16 cores and two GPUs.
+  Case job{.grains = 500, .grain = 1024};
+  for (int i = 0; i < 16; ++i) job.devices.push_back({.start_s = 1e-4, .row_s = 5e-6 * (1 + 0.01 * i)});
+  for (int i = 0; i < 2; ++i) job.devices.push_back({.start_s = 2e-3, .row_s = 4e-7, .max_rows = 100 * 1024});
+  cases.push_back(job);
+  nlohmann::json programs = nlohmann::json::array();
+  for (const Case& c : cases) {
+    nlohmann::json devices = nlohmann::json::array();
+    for (const DeviceCost& d : c.devices)
+      devices.push_back({d.start_s, d.row_s * static_cast<double>(c.grain), std::min(d.max_rows / c.grain, c.grains)});
+    programs.push_back({{"grains", c.grains}, {"devices", devices}});
+  }
+  const test::TemporaryFolder folder;
+  const auto in = folder.path() / "programs.json", out = folder.path() / "ends.json";
+  std::ofstream(in) << programs;
+  const std::string script = (std::filesystem::path(__FILE__).parent_path() / "partition_oracle.py").string();
+  ASSERT_EQ(std::system(fmt::format("{} {} '{}' '{}'", python, script, in.string(), out.string()).c_str()), 0);
+  const auto ends = nlohmann::json::parse(read_file(out));
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const Partition p = partition(cases[i].grains * cases[i].grain, cases[i].devices, cases[i].grain);
+    EXPECT_NEAR(p.seconds, ends[i].get<double>(), 1e-6 * (1 + p.seconds)) << i;
+  }
+}
+
+TEST(Partition, EndsTogetherWhereGrainsAreSmall) {
+  // T = (N + sum a/b) / sum 1/b.
+  const std::vector<DeviceCost> devices = {{.start_s = 1, .row_s = 1e-3}, {.start_s = 3, .row_s = 1e-4}};
+  const double end = (1e6 + 1 / 1e-3 + 3 / 1e-4) / (1 / 1e-3 + 1 / 1e-4);
+  const Partition p = partition(1000000, devices, 1);
+  EXPECT_NEAR(p.seconds, end, 1e-3);
+  EXPECT_NEAR(static_cast<double>(p.rows[0]), (end - 1) / 1e-3, 1);
+}
+
+TEST(Partition, OfSpeedsAloneIsTheAccelerationRatio) {
+  // alpha = t_CPU / t_GPU = 4: a fifth and four fifths.
+  EXPECT_EQ(partition(1000, std::vector<DeviceCost>{{.row_s = 4e-3}, {.row_s = 1e-3}}, 1).rows,
+            (std::vector<int64_t>{200, 800}));
+}
+
+TEST(Partition, LeavesOutADeviceThatWouldBeLast) {
+  const std::vector<DeviceCost> devices = {{.row_s = 1e-3}, {.start_s = 5, .row_s = 1e-6}};
+  EXPECT_EQ(partition(1000, devices, 10).rows, (std::vector<int64_t>{1000, 0}));
+  EXPECT_GT(partition(100000, devices, 10).rows[1], 90000) << "but not of a larger job";
+}
+
+TEST(Partition, GivesTheShortGrainToTheLast) {
+  EXPECT_EQ(partition(25, std::vector<DeviceCost>{{.row_s = 1}, {.row_s = 1}}, 10).rows, (std::vector<int64_t>{20, 5}));
+  EXPECT_EQ(partition(0, std::vector<DeviceCost>{{.row_s = 1}}, 10).rows, (std::vector<int64_t>{0}));
+}
+
+TEST(Partition, RefusesMoreThanTheMemoriesHold) {
+  const std::vector<DeviceCost> devices = {{.row_s = 1, .max_rows = 25}, {.row_s = 1, .max_rows = 19}};
+  EXPECT_EQ(partition(30, devices, 10).rows, (std::vector<int64_t>{20, 10}));
+  EXPECT_THROW(partition(40, devices, 10), UserError);
+  EXPECT_THROW(partition(1, std::vector<DeviceCost>{{.row_s = 0}}, 1), InternalError);
+}
+
+}  // namespace
+}  // namespace dovetail::hybrid

@@ -1,0 +1,97 @@
+// The contract: shards, partials summed in shard order, tasks by name.
+#include "dovetail/hybrid/task.h"
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "tests/ops/testing.h"
+
+namespace dovetail::hybrid {
+namespace {
+
+using dovetail::testing::Threads;
+
+// Numbers whose sum depends on the order of addition.
+double value(int64_t i) { return std::pow(-1.1, static_cast<double>(i)) * 1e3; }
+
+Partial partial_of(int64_t i) { return {{at::tensor({value(i), 1.0}, at::kDouble)}, 2}; }
+
+TEST(OrderedSum, IsTheSumInShardOrderWhateverTheOrderOfArrival) {
+  constexpr int64_t kShards = 60;
+  double expected = 0;
+  for (int64_t i = 0; i < kShards; ++i) expected += value(i);
+  std::vector<int64_t> order(kShards);
+  std::iota(order.begin(), order.end(), 0);
+  for (unsigned seed = 0; seed < 5; ++seed) {
+    OrderedSum sum;
+    for (const int64_t i : order) sum.add(i, partial_of(i));
+    const Partial all = sum.take(kShards);
+    EXPECT_EQ(all.tensors[0][0].item<double>(), expected);
+    EXPECT_EQ(all.tensors[0][1].item<double>(), kShards);
+    EXPECT_EQ(all.weight, 2 * kShards);
+    std::shuffle(order.begin(), order.end(), std::mt19937(seed));
+  }
+}
+
+TEST(OrderedSum, RefusesASecondPartialOfAShardAndAMissingOne) {
+  OrderedSum sum;
+  sum.add(0, partial_of(0));
+  sum.add(2, partial_of(2));
+  EXPECT_THROW(sum.add(0, partial_of(0)), InternalError);
+  EXPECT_THROW(sum.add(2, partial_of(2)), InternalError);
+  EXPECT_THROW(sum.take(3), InternalError);
+}
+
+TEST(ResidentData, IsCutIntoShardsThatCoverEachRowOnce) {
+  const at::Tensor x = at::arange(10, at::kDouble);
+  const ResidentData data({x});
+  const auto shards = data.shards(4);
+  ASSERT_EQ(shards.size(), 3U);
+  std::vector<at::Tensor> rows;
+  for (const Shard& shard : shards) rows.push_back(rows_of(shard).at(0));
+  EXPECT_TRUE(at::equal(at::cat(rows), x));
+  EXPECT_EQ(rows[1].const_data_ptr<double>(), x.const_data_ptr<double>() + 4) << "a view, not a copy";
+}
+
+TEST(ResidentData, IsGoneWithItsOwner) {
+  std::vector<Shard> shards;
+  {
+    const ResidentData data({at::arange(3)});
+    shards = data.shards(3);
+  }
+  EXPECT_THROW(rows_of(shards[0]), InternalError);
+}
+
+Partial sum_task(const Parameters& parameters, const Shard& shard) {
+  return {{(rows_of(shard).at(0) * parameters.at(0)).sum()}, static_cast<double>(shard.size)};
+}
+const TaskRegistration kSum("test.sum", at::kCPU, sum_task);
+
+TEST(Task, RunsByNameWithTheSameBitsForAnyNumberOfThreads) {
+  at::Tensor x = at::empty({100}, at::kDouble);
+  for (int64_t i = 0; i < 100; ++i) x[i] = value(i);
+  const ResidentData data({x});
+  double expected = 0;
+  for (int64_t i = 0; i < 100; ++i) expected += 2 * value(i);
+  for (const int threads : {1, 2, 3}) {
+    const Threads now(threads);
+    const Partial sum = run_task("test.sum", {at::scalar_tensor(2.0, at::kDouble)}, data.shards(1));
+    EXPECT_EQ(sum.tensors[0].item<double>(), expected) << threads;
+    EXPECT_EQ(sum.weight, 100);
+  }
+}
+
+TEST(Task, IsRefusedWhereItHasNoVariant) {
+  EXPECT_THROW(find_task("test.absent", at::kCPU), InternalError);
+  EXPECT_THROW(register_task("test.sum", at::kCPU, sum_task), InternalError);
+  try {
+    find_task("test.sum", at::kCUDA);
+    FAIL() << "found";
+  } catch (const UserError& error) {
+    EXPECT_STREQ(error.what(), "task test.sum does not run on cuda, only on cpu");
+  }
+}
+
+}  // namespace
+}  // namespace dovetail::hybrid
