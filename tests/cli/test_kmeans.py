@@ -1,0 +1,172 @@
+"""`dovetail kmeans` with scikit-learn as the oracle: the same start, the same clusters."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from cli import dovetail, dovetail_json
+
+sklearn_cluster = pytest.importorskip("sklearn.cluster")
+pa = pytest.importorskip("pyarrow")
+
+
+def clouds(rows=600, columns=6, k=5, seed=1):
+    random = np.random.default_rng(seed)
+    middles = random.normal(0, 4, (k, columns))
+    return (middles[random.integers(0, k, rows)] + random.normal(0, 1, (rows, columns))).astype(np.float32)
+
+
+def write_table(path, x):
+    names = [f"c{i}" for i in range(x.shape[1])]
+    if path.suffix == ".npy":
+        np.save(path, x)
+    elif path.suffix == ".parquet":
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pa.table({n: x[:, i] for i, n in enumerate(names)}), path, row_group_size=97)
+    else:
+        blank = {".csv": ",", ".tsv": "\t", ".txt": "  "}[path.suffix]
+        lines = [blank.join(repr(float(v)) for v in row) for row in x]
+        path.write_text("\n".join([blank.join(names), *lines]) + "\n")
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".parquet", ".csv", ".tsv", ".txt"])
+def test_every_format_gives_the_clusters_of_scikit_learn(tmp_path, suffix):
+    x = clouds()
+    write_table(tmp_path / f"x{suffix}", x)
+    words = ["kmeans", "--data", f"x{suffix}", "--k", 5, "--init", "first", "--tolerance", 0, "--out", "run"]
+    result = dovetail_json(*words, folder=tmp_path)
+    oracle = sklearn_cluster.KMeans(5, init=x[:5].astype(np.float64), n_init=1, tol=0, algorithm="lloyd").fit(
+        x.astype(np.float64)
+    )
+    assert result["inertia"] == pytest.approx(oracle.inertia_, rel=1e-9)
+    assert result["iterations"] == oracle.n_iter_
+    assert result["converged"]
+    assert result["counts"] == np.bincount(oracle.labels_).tolist()
+    labels = np.loadtxt(tmp_path / "run/labels.csv", delimiter=",", skiprows=1, dtype=int)
+    assert (labels[:, 0] == np.arange(len(x))).all()
+    assert (labels[:, 1] == oracle.labels_).all()
+    centres = np.loadtxt(tmp_path / "run/centres.csv", delimiter=",", skiprows=1)
+    np.testing.assert_allclose(centres, oracle.cluster_centers_, rtol=1e-9, atol=1e-9)
+    assert json.loads((tmp_path / "run/kmeans.json").read_text())["inertia"] == result["inertia"]
+
+
+def test_the_silhouette_is_that_of_scikit_learn(tmp_path):
+    from sklearn.metrics import silhouette_score
+
+    x = clouds(rows=500)
+    np.save(tmp_path / "x.npy", x)
+    result = dovetail_json("kmeans", "--data", "x.npy", "--k", 3, "--out", "run", folder=tmp_path)
+    labels = np.loadtxt(tmp_path / "run/labels.csv", delimiter=",", skiprows=1, dtype=int)[:, 1]
+    assert result["silhouette_rows"] == 500
+    assert result["silhouette"] == pytest.approx(silhouette_score(x.astype(np.float64), labels), abs=1e-9)
+
+
+@pytest.mark.parametrize("init", ["k-means++", "k-means-parallel"])
+def test_good_starts_find_the_clouds_and_the_seed_repeats_them(tmp_path, init):
+    x = clouds(rows=900, k=6, seed=3)
+    np.save(tmp_path / "x.npy", x)
+    oracle = sklearn_cluster.KMeans(6, n_init=10, random_state=0).fit(x)
+    words = ["kmeans", "--data", "x.npy", "--k", 6, "--init", init]
+    first = dovetail_json(*words, "--out", "a", folder=tmp_path)
+    assert first["inertia"] == pytest.approx(oracle.inertia_, rel=1e-3)
+    again = dovetail_json(*words, "--out", "b", "--threads", 1, folder=tmp_path)
+    assert again["inertia"] == first["inertia"]
+    assert (tmp_path / "a/centres.csv").read_bytes() == (tmp_path / "b/centres.csv").read_bytes()
+
+
+def test_random_rows_differ_by_the_seed(tmp_path):
+    np.save(tmp_path / "x.npy", clouds())
+    words = ["kmeans", "--data", "x.npy", "--k", 20, "--init", "random", "--iterations", 1]
+    inertias = {dovetail_json(*words, "--seed", seed, folder=tmp_path)["inertia"] for seed in (1, 2, 3)}
+    assert len(inertias) == 3
+
+
+def test_centres_of_a_run_start_another(tmp_path):
+    np.save(tmp_path / "x.npy", clouds())
+    words = ["kmeans", "--data", "x.npy", "--k", 5, "--tolerance", 0]
+    first = dovetail_json(*words, "--out", "a", folder=tmp_path)
+    again = dovetail_json(*words, "--init", "a/centres.csv", "--out", "b", folder=tmp_path)
+    assert again["iterations"] <= 2  # centres are read back as float32
+    assert again["inertia"] == pytest.approx(first["inertia"], rel=1e-9)
+    stderr = dovetail("kmeans", "--data", "x.npy", "--k", 4, "--init", "a/centres.csv", folder=tmp_path, code=2).stderr
+    assert "a/centres.csv has 5 rows of 6 columns, not 4 (--k) of 6 (the data)" in stderr
+    stderr = dovetail("kmeans", "--data", "x.npy", "--k", 4, "--init", "frist", folder=tmp_path, code=2).stderr
+    assert "frist is neither a file nor k-means++" in stderr
+
+
+def test_empty_clusters_stay_or_move(tmp_path):
+    np.savetxt(tmp_path / "x.txt", np.array([[0.0], [1], [10]]))
+    (tmp_path / "start.txt").write_text("0.5\n1000\n")
+    words = ["kmeans", "--data", "x.txt", "--k", 2, "--init", "start.txt"]
+    assert dovetail_json(*words, "--empty", "keep", folder=tmp_path)["counts"] == [3, 0]
+    assert dovetail_json(*words, folder=tmp_path)["counts"] == [2, 1]
+
+
+BAD = "a,b,name\n1,2,x\n3,oops,y\n5,,z\n7,8,w\n9,inf,v\n"
+
+
+def test_a_bad_value_names_its_line_and_column(tmp_path):
+    (tmp_path / "x.csv").write_text(BAD)
+    words = ["kmeans", "--data", "x.csv", "--k", 1, "--drop-columns", 2]
+    stderr = dovetail(*words, folder=tmp_path, code=2).stderr
+    assert 'line 3, column 1 (`b`): "oops" is not a number' in stderr
+    assert "--bad-values skip" in stderr
+    stderr = dovetail(*words[:-2], folder=tmp_path, code=2).stderr
+    assert 'line 2, column 2 (`name`): "x" is not a number' in stderr
+    assert "--drop-columns 2" in stderr
+
+
+def test_bad_values_are_zero_or_their_rows_are_left_out(tmp_path):
+    (tmp_path / "x.csv").write_text(BAD)
+    words = ["kmeans", "--data", "x.csv", "--k", 1, "--drop-columns", 2, "--out", "run", "--bad-values"]
+    result = dovetail_json(*words, "zero", folder=tmp_path)
+    assert (result["rows"], result["bad_values"], result["rows_left_out"]) == (5, 3, 0)
+    assert (tmp_path / "run/centres.csv").read_text() == "a,b\n5,2\n"
+    result = dovetail_json(*words, "skip", folder=tmp_path)
+    assert (result["rows"], result["bad_values"], result["rows_left_out"]) == (2, 3, 3)
+    assert (tmp_path / "run/centres.csv").read_text() == "a,b\n4,5\n"
+    assert (tmp_path / "run/labels.csv").read_text() == "row,label\n0,0\n3,0\n"
+
+
+def test_text_may_have_comments_blank_lines_and_no_header(tmp_path):
+    (tmp_path / "x.dat").write_text("# made by hand\n\n1 2\t3\n  4   5 6 \r\n\n7 8 9\n")
+    result = dovetail_json(
+        "kmeans", "--data", "x.dat", "--k", 1, "--drop-columns", "0,2", "--out", "r", folder=tmp_path
+    )
+    assert (result["rows"], result["columns"]) == (3, 1)
+    assert (tmp_path / "r/centres.csv").read_text() == "c1\n5\n"
+    (tmp_path / "x.dat").write_text("1 2\n3 4\n5\n")
+    stderr = dovetail("kmeans", "--data", "x.dat", "--k", 1, folder=tmp_path, code=2).stderr
+    assert "line 3 has 1 fields, not 2" in stderr
+
+
+def test_what_cannot_be_done_is_refused(tmp_path):
+    np.save(tmp_path / "x.npy", clouds(rows=5))
+    np.save(tmp_path / "cube.npy", np.zeros((2, 2, 2)))
+    np.save(tmp_path / "words.npy", np.array(["a", "b"]))
+    for words, message in [
+        (["--data", "x.npy", "--k", 6], "6 centres of 5 rows"),
+        (["--data", "x.npy", "--k", 2, "--drop-columns", "9"], "no column 9 to drop: the file has 6"),
+        (["--data", "x.npy", "--k", 2, "--drop-columns", "1,x"], '"1,x" is no list of columns'),
+        (["--data", "cube.npy", "--k", 1], "3 dimensions, not one or two"),
+        (["--data", "words.npy", "--k", 1], "values of type <U1 are not read"),
+        (["--data", "none.csv", "--k", 1], "none.csv"),
+    ]:
+        assert message in dovetail("kmeans", *words, folder=tmp_path, code=2).stderr, words
+
+
+def test_the_report_shows_the_clusters(tmp_path):
+    np.save(tmp_path / "<x>.npy", clouds(rows=300))
+    result = dovetail_json("kmeans", "--data", "<x>.npy", "--k", 3, folder=tmp_path)
+    assert result["folder"] == "runs/kmeans-<x>"
+    html = (tmp_path / result["report"]).read_text()
+    assert html.count("<circle") == 300
+    assert html.count('stroke="var(--ink)"') == 3
+    assert "component 1" in html
+    assert "Inertia by iteration" in html
+    assert "<x>" not in html, "not escaped"
+    lines = [json.loads(line) for line in (tmp_path / result["folder"] / "iterations.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, result["iterations"] + 1))
+    assert all(a["inertia"] >= b["inertia"] for a, b in itertools.pairwise(lines))
