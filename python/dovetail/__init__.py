@@ -25,6 +25,18 @@ load()
 
 __version__ = version()
 
+
+def __getattr__(name: str):
+    """``KMeans``, which needs scikit-learn, is imported when it is asked for."""
+    if name != "KMeans":
+        raise AttributeError(f"module 'dovetail' has no attribute {name!r}")
+    try:
+        from dovetail.cluster import KMeans
+    except ModuleNotFoundError as error:
+        raise ImportError(f"dovetail.KMeans needs {error.name}: pip install scikit-learn") from error
+    return KMeans
+
+
 __all__ = [
     "__version__",
     "attention",

@@ -1,0 +1,94 @@
+"""K-means with scikit-learn's estimator interface, on Dovetail's kernels. Needs scikit-learn."""
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+
+class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator):
+    """Lloyd's algorithm. Rows are read as float32, sums and centres are float64.
+
+    Labels are the nearest centres in float64; the result is the same bits for any number of threads
+    (``torch.set_num_threads``).
+
+    n_clusters    how many centres.
+    init          "k-means++", "k-means-parallel", "random", "first", or an array (n_clusters, n_features).
+    n_init        runs from different initial centres, of which the one of the smallest inertia is kept.
+    max_iter      iterations at most.
+    tol           stop when the centres moved by less: squared, tol times the mean variance of the columns.
+    empty         "reseed": a centre without rows moves to the row farthest from its own; "keep": it stays.
+    random_state  of the initial centres.
+
+    Attributes: cluster_centers_ (n_clusters, n_features), labels_, inertia_, n_iter_, n_features_in_.
+    """
+
+    def __init__(
+        self, n_clusters=8, *, init="k-means++", n_init=1, max_iter=300, tol=1e-4, empty="reseed", random_state=None
+    ):
+        self.n_clusters = n_clusters
+        self.init = init
+        self.n_init = n_init
+        self.max_iter = max_iter
+        self.tol = tol
+        self.empty = empty
+        self.random_state = random_state
+
+    def fit(self, X, y=None):
+        X = self._rows(X, reset=True)
+        if len(X) < self.n_clusters:
+            raise ValueError(f"n_samples={len(X)} should be >= n_clusters={self.n_clusters}.")
+        if self.n_init < 1:
+            raise ValueError(f"n_init={self.n_init} must be at least 1")
+        random = check_random_state(self.random_state)
+        data = torch.ops.dovetail.kmeans_data(X)
+        best = None
+        for _ in range(self.n_init):
+            start = self._start(data, int(random.randint(np.iinfo(np.int32).max)))
+            run = torch.ops.dovetail.kmeans_fit(data, start, self.max_iter, self.tol, self.empty)
+            if best is None or run[3] < best[3]:
+                best = (run[0], run[1].clone(), *run[2:])  # the next run writes its labels in the same place
+        centres, labels, _, self.inertia_, self.n_iter_, _ = best
+        self.cluster_centers_, self.labels_ = centres.numpy(), labels.numpy()
+        self._n_features_out = self.n_clusters
+        return self
+
+    def predict(self, X):
+        """The number of the nearest centre of each row."""
+        check_is_fitted(self)
+        data = torch.ops.dovetail.kmeans_data(self._rows(X))
+        torch.ops.dovetail.kmeans_assign(data, self._centres())
+        return torch.ops.dovetail.kmeans_labels(data).numpy()
+
+    def transform(self, X):
+        """Distances of each row to each centre, in float64."""
+        check_is_fitted(self)
+        rows, centres = self._rows(X), self._centres()
+        pieces = [
+            torch.cdist(piece.double(), centres, compute_mode="donot_use_mm_for_euclid_dist")
+            for piece in rows.split(1 << 14)
+        ]
+        return torch.cat(pieces).numpy()
+
+    def score(self, X, y=None):
+        """Minus the inertia of X."""
+        check_is_fitted(self)
+        data, centres = torch.ops.dovetail.kmeans_data(self._rows(X)), self._centres()
+        torch.ops.dovetail.kmeans_assign(data, centres)
+        return -torch.ops.dovetail.kmeans_distances(data, centres)[1]
+
+    def _rows(self, X, reset: bool = False) -> torch.Tensor:
+        X = validate_data(self, X, reset=reset, dtype=np.float32, order="C", copy=False)
+        return torch.from_numpy(X if X.flags.writeable else X.copy())
+
+    def _centres(self) -> torch.Tensor:
+        return torch.from_numpy(np.array(self.cluster_centers_, dtype=np.float64))
+
+    def _start(self, data, seed: int) -> torch.Tensor:
+        if isinstance(self.init, str):
+            return torch.ops.dovetail.kmeans_init(data, self.n_clusters, self.init, seed)
+        centres = np.array(self.init, dtype=np.float64)
+        if centres.shape != (self.n_clusters, self.n_features_in_):
+            raise ValueError(f"init has shape {centres.shape}, not {(self.n_clusters, self.n_features_in_)}")
+        return torch.from_numpy(centres)

@@ -1,0 +1,93 @@
+"""dovetail.KMeans keeps scikit-learn's contract, and its results."""
+
+import dovetail
+import numpy as np
+import pytest
+import torch
+from sklearn import cluster
+from sklearn.utils.estimator_checks import estimator_checks_generator
+
+
+def clouds(rows=800, columns=10, k=6, seed=1):
+    random = np.random.default_rng(seed)
+    middles = random.normal(0, 4, (k, columns))
+    return (middles[random.integers(0, k, rows)] + random.normal(0, 1, (rows, columns))).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "check", [pytest.param(check, id=check.func.__name__) for _, check in estimator_checks_generator(dovetail.KMeans())]
+)
+def test_passes_check_estimator(check):
+    check(dovetail.KMeans())
+
+
+@pytest.mark.parametrize("k", [3, 6, 25])
+def test_fits_what_scikit_learn_fits_from_the_same_centres(k):
+    x = clouds()
+    start = x[:k].astype(np.float64)
+    ours = dovetail.KMeans(k, init=start, tol=0).fit(x)
+    oracle = cluster.KMeans(k, init=start, n_init=1, tol=0, algorithm="lloyd").fit(x.astype(np.float64))
+    assert (ours.labels_ == oracle.labels_).all()
+    assert ours.n_iter_ == oracle.n_iter_
+    assert ours.inertia_ == pytest.approx(oracle.inertia_, rel=1e-9)
+    np.testing.assert_allclose(ours.cluster_centers_, oracle.cluster_centers_, rtol=1e-7, atol=1e-7)
+    other = clouds(seed=2)
+    assert (ours.predict(other) == oracle.predict(other.astype(np.float64))).all()
+    np.testing.assert_allclose(ours.transform(other), oracle.transform(other.astype(np.float64)), rtol=1e-6)
+    assert ours.score(other) == pytest.approx(oracle.score(other.astype(np.float64)), rel=1e-9)
+
+
+def test_moves_empty_clusters_as_scikit_learn_does():
+    x = clouds(rows=300)
+    start = np.concatenate([x[:4], np.full((3, x.shape[1]), 1e3, np.float32)]).astype(np.float64)
+    ours = dovetail.KMeans(7, init=start, tol=0, max_iter=1).fit(x)
+    oracle = cluster.KMeans(7, init=start, n_init=1, tol=0, max_iter=1, algorithm="lloyd").fit(x.astype(np.float64))
+    assert ours.inertia_ == pytest.approx(oracle.inertia_, rel=1e-9)
+    np.testing.assert_allclose(
+        np.sort(ours.cluster_centers_, axis=0), np.sort(oracle.cluster_centers_, axis=0), rtol=1e-7, atol=1e-7
+    )
+
+
+def test_takes_the_best_of_several_runs_and_repeats_itself():
+    x = clouds(k=12, seed=4)
+    one = [dovetail.KMeans(12, init="random", random_state=i).fit(x).inertia_ for i in range(3)]
+    assert len(set(one)) > 1
+    best = dovetail.KMeans(12, init="random", n_init=8, random_state=0).fit(x)
+    assert best.inertia_ <= dovetail.KMeans(12, init="random", n_init=1, random_state=0).fit(x).inertia_
+    assert (best.labels_ == best.predict(x)).all(), "the labels are of another run"
+    again = dovetail.KMeans(12, init="random", n_init=8, random_state=0).fit(x)
+    assert (again.cluster_centers_ == best.cluster_centers_).all()
+
+
+def test_is_the_same_bits_for_any_number_of_threads():
+    x = np.random.default_rng(0).standard_normal((40_000, 7), dtype=np.float32)
+    before, fits = torch.get_num_threads(), []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        fits.append(dovetail.KMeans(20, init="k-means-parallel", random_state=1, max_iter=5).fit(x))
+    torch.set_num_threads(before)
+    for fit in fits:
+        assert (fit.cluster_centers_ == fits[0].cluster_centers_).all()
+        assert fit.inertia_ == fits[0].inertia_
+
+
+@pytest.mark.parametrize("init", ["k-means++", "k-means-parallel"])
+def test_good_starts_are_as_good_as_scikit_learns(init):
+    x = clouds(rows=3000, k=30, seed=5)
+    ours = np.mean([dovetail.KMeans(30, init=init, random_state=i).fit(x).inertia_ for i in range(8)])
+    theirs = np.mean([cluster.KMeans(30, n_init=1, random_state=i).fit(x).inertia_ for i in range(8)])
+    worse = np.mean([dovetail.KMeans(30, init="first").fit(x).inertia_])
+    assert ours < 1.1 * theirs
+    assert ours < worse
+
+
+def test_refuses_by_name():
+    x = clouds(rows=50)
+    with pytest.raises(RuntimeError, match="no init is named"):
+        dovetail.KMeans(3, init="best").fit(x)
+    with pytest.raises(ValueError, match="init has shape"):
+        dovetail.KMeans(3, init=np.zeros((2, 10))).fit(x)
+    with pytest.raises(RuntimeError, match="no way of empty clusters is named"):
+        dovetail.KMeans(3, empty="drop").fit(x)
+    with pytest.raises(AttributeError, match="no attribute 'KMedoids'"):
+        dovetail.KMedoids  # noqa: B018
