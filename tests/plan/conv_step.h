@@ -1,17 +1,15 @@
 #pragma once
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <array>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "dovetail/ops/convolution.h"
-#include "dovetail/plan/capture.h"
+#include "tests/plan/momentum_step.h"
 
 namespace dovetail::plan {
 
@@ -78,16 +76,15 @@ class ConvolutionBy : public torch::autograd::Function<ConvolutionBy> {
 };
 
 /// A step of a small convolutional network, with momentum, whose convolutions are ATen's or, eagerly, others.
-class ConvStep {
+class ConvStep : public MomentumStep {
  public:
   static constexpr int kLayers = 4;
   using Algorithms = std::array<LayerAlgorithms, kLayers>;
 
-  ConvStep() {
+  ConvStep() : MomentumStep(0.02) {
     at::manual_seed(1);
     const auto parameter = [&](const std::string& name, at::IntArrayRef sizes, double scale) {
-      parameters_.emplace_back(name, (at::randn(sizes) * scale).requires_grad_());
-      state_.emplace_back(name + ".momentum", at::zeros(sizes));
+      add_parameter(name, (at::randn(sizes) * scale).requires_grad_());
     };
     for (int i = 0; i < kLayers; ++i) {
       const auto& [in, out, kernel, stride, padding, bias] = kShapes[i];
@@ -102,7 +99,7 @@ class ConvStep {
 
   /// Without algorithms: as it is captured.
   std::vector<at::Tensor> operator()(const Algorithms* by = nullptr) {
-    for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
+    forget_gradients();
     at::Tensor x = images_;
     auto next = parameters_.begin();
     for (int i = 0; i < kLayers; ++i) {
@@ -115,35 +112,7 @@ class ConvStep {
       if (i == 1) x = at::max_pool2d(x, 2);
     }
     const at::Tensor loss = at::cross_entropy_loss(at::linear(x.flatten(1), next->second), targets_);
-    torch::autograd::backward({loss}, {});
-    const at::NoGradGuard no_grad;
-    for (size_t p = 0; p < parameters_.size(); ++p) {
-      state_[p].second.mul_(0.9).add_(parameters_[p].second.grad());
-      parameters_[p].second.add_(state_[p].second, -0.02);
-    }
-    return {loss.detach()};
-  }
-
-  StepTensors tensors() const {
-    return {.inputs = {{"images", images_}, {"targets", targets_}}, .parameters = parameters_, .state = state_};
-  }
-
-  void new_batch(uint64_t step) {
-    auto generator = at::detail::createCPUGenerator(step);
-    images_.copy_(at::randn(images_.sizes(), generator));
-    targets_.copy_(at::randint(0, 10, targets_.sizes(), generator));
-  }
-
-  std::vector<at::Tensor> values() const {
-    std::vector<at::Tensor> out;
-    for (const auto* list : {&parameters_, &state_})
-      for (const auto& [name, tensor] : *list) out.push_back(tensor.detach().clone());
-    return out;
-  }
-  void set(const std::vector<at::Tensor>& values) {
-    size_t i = 0;
-    for (const auto* list : {&parameters_, &state_})
-      for (const auto& [name, tensor] : *list) tensor.detach().copy_(values[i++]);
+    return train(loss);
   }
 
  private:
@@ -153,9 +122,6 @@ class ConvStep {
   };
   static constexpr std::array<Shape, kLayers> kShapes = {
       {{3, 16, 3, 1, 1, true}, {16, 24, 3, 1, 1, false}, {24, 16, 3, 2, 1, true}, {16, 8, 1, 1, 0, true}}};
-
-  std::vector<std::pair<std::string, at::Tensor>> parameters_, state_;
-  at::Tensor images_, targets_;
 };
 
 }  // namespace dovetail::plan

@@ -1,28 +1,22 @@
 #pragma once
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/variable.h>
 
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "dovetail/base/layer_scope.h"
-#include "dovetail/plan/capture.h"
+#include "tests/plan/momentum_step.h"
 
 namespace dovetail::plan {
 
 /// A small network of ATen's operators with what a capture has to get right: convolutions, an activation in place, a
 /// skip, batch norm with running statistics, dropout, and momentum.
-class SmallStep {
+class SmallStep : public MomentumStep {
  public:
-  explicit SmallStep(int64_t batch = 8) {
+  explicit SmallStep(int64_t batch = 8) : MomentumStep(0.05) {
     at::manual_seed(1);
     const auto parameter = [&](const char* name, at::IntArrayRef sizes) {
-      parameters_.emplace_back(name, (at::randn(sizes) * 0.1).requires_grad_());
-      state_.emplace_back(std::string(name) + ".momentum", at::zeros(sizes));
-      return parameters_.back().second;
+      return add_parameter(name, (at::randn(sizes) * 0.1).requires_grad_());
     };
     w1_ = parameter("conv1.weight", {16, 3, 3, 3});
     w2_ = parameter("conv2.weight", {16, 16, 3, 3});
@@ -31,14 +25,14 @@ class SmallStep {
     w3_ = parameter("head.weight", {10, 16 * 8 * 8});
     mean_ = at::zeros({16});
     variance_ = at::ones({16});
-    state_.emplace_back("norm.mean", mean_);
-    state_.emplace_back("norm.variance", variance_);
+    add_state("norm.mean", mean_);
+    add_state("norm.variance", variance_);
     images_ = at::randn({batch, 3, 16, 16});
     targets_ = at::randint(0, 10, {batch});
   }
 
   std::vector<at::Tensor> operator()() {
-    for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
+    forget_gradients();
     at::Tensor loss;
     {
       const LayerScope net("net");
@@ -60,40 +54,11 @@ class SmallStep {
       x = at::dropout(x.flatten(1), 0.5, /*train=*/true);
       loss = at::cross_entropy_loss(at::linear(x, w3_), targets_);
     }
-    torch::autograd::backward({loss}, {});
-    const at::NoGradGuard no_grad;
-    for (size_t p = 0; p < parameters_.size(); ++p) {
-      at::Tensor& momentum = state_[p].second;
-      momentum.mul_(0.9).add_(parameters_[p].second.grad());
-      parameters_[p].second.add_(momentum, -0.05);
-    }
-    return {loss.detach()};
+    return train(loss);
   }
-
-  StepTensors tensors() const {
-    return {.inputs = {{"images", images_}, {"targets", targets_}}, .parameters = parameters_, .state = state_};
-  }
-
-  /// A batch of its own for each step.
-  void new_batch(uint64_t step) {
-    auto generator = at::detail::createCPUGenerator(step);
-    images_.copy_(at::randn(images_.sizes(), generator));
-    targets_.copy_(at::randint(0, 10, targets_.sizes(), generator));
-  }
-
-  /// Copies of everything that a step changes.
-  std::vector<at::Tensor> values() const {
-    std::vector<at::Tensor> out;
-    for (const auto* list : {&parameters_, &state_})
-      for (const auto& [name, tensor] : *list) out.push_back(tensor.detach().clone());
-    return out;
-  }
-
-  at::Tensor images_;
 
  private:
-  std::vector<std::pair<std::string, at::Tensor>> parameters_, state_;
-  at::Tensor w1_, w2_, gain_, shift_, w3_, mean_, variance_, targets_;
+  at::Tensor w1_, w2_, gain_, shift_, w3_, mean_, variance_;
 };
 
 }  // namespace dovetail::plan
