@@ -42,7 +42,14 @@ std::string decision_table(const plan::PlanOutcome& outcome, const plan::Graph& 
                     fmt::format("{} of {}", outcome.algorithms_changed, outcome.algorithms_to_choose),
                     mib(outcome.workspace_saved_bytes),
                     fmt::format("{} (MiB of workspace saved)", format_seconds(outcome.algorithms_s))});
-  return format_table(rows, Heading::kFirstRow);
+  std::string text = format_table(rows, Heading::kFirstRow);
+  for (const plan::PackedOutcome& packed : outcome.packed) {
+    const plan::Codec& codec = graph.codecs[packed.codec];
+    text += fmt::format("{}: {} MiB as {} MiB, {} ({} in, {} out)\n", codec.name, mib(packed.bytes),
+                        mib(packed.packed_bytes), plan::error_in_words(codec), rate(codec.encode_bytes_per_s),
+                        rate(codec.decode_bytes_per_s));
+  }
+  return text;
 }
 
 std::string layer_table(const plan::PlanOutcome& outcome, const plan::Graph& graph) {

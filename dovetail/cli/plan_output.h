@@ -12,7 +12,8 @@ namespace dovetail::cli {
 /// Bytes in MiB, to a tenth.
 std::string mib(int64_t bytes);
 
-/// What a plan does with storages, and what each technique costs of the step's time.
+/// What a plan does with storages, and what each technique costs of the step's time; what each codec packs, to how
+/// much, and how fast.
 std::string decision_table(const plan::PlanOutcome& outcome, const plan::Graph& graph);
 
 /// The same of each layer, and why.

@@ -10,8 +10,8 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr std::array<std::string_view, kPurposes> kPurposeNames = {"weights",     "optimizer", "gradients",
-                                                                   "activations", "inputs",    "workspace"};
+constexpr std::array<std::string_view, kPurposes> kPurposeNames = {
+    "weights", "optimizer", "gradients", "activations", "compressed", "inputs", "workspace"};
 
 class Ledger {
  public:
@@ -57,9 +57,6 @@ class Ledger {
   static int64_t tick(double time_s) { return std::llround(time_s * 1e12); }
 
   int64_t bytes(int tensor) const { return graph_.tensors[tensor].bytes; }
-  int64_t packed_bytes(int tensor) const {
-    return static_cast<int64_t>(std::ceil(static_cast<double>(bytes(tensor)) * graph_.codecs[codec_[tensor]].ratio));
-  }
   void change(double time_s, int tensor, int64_t bytes) { changes_.push_back({time_s, purposes_[tensor], bytes}); }
 
   void visit(int a) {
@@ -82,14 +79,16 @@ class Ledger {
       case Op::kCompress:
         codec_[t] = action.codec;
         read_until_s_[t] = span.end_s;
-        return change(span.start_s, t, packed_bytes(t));
+        changes_.push_back({span.start_s, Purpose::kCompressed, graph_.packed_bytes(t, codec_[t])});
+        return;
       case Op::kOffload:
         read_until_s_[t] = span.end_s;  // on a real clock a copy may end after the free that follows it
         return;
       case Op::kFree:
         return change(std::max(span.end_s, read_until_s_[t]), t, -bytes(t));
       case Op::kFreePacked:
-        return change(span.end_s, t, -packed_bytes(t));
+        changes_.push_back({span.end_s, Purpose::kCompressed, -graph_.packed_bytes(t, codec_[t])});
+        return;
       case Op::kFreeHost:
         return;
     }

@@ -11,9 +11,9 @@
 namespace dovetail::plan {
 
 /// What memory of a step is for. Gradients are those that an update reads; gradients of activations count as
-/// activations. Inputs are with what the step takes for constant.
-enum class Purpose { kWeights, kOptimizer, kGradients, kActivations, kInputs, kWorkspace };
-inline constexpr size_t kPurposes = 6;
+/// activations. Inputs are with what the step takes for constant. Packed forms of any tensors are compressed.
+enum class Purpose { kWeights, kOptimizer, kGradients, kActivations, kCompressed, kInputs, kWorkspace };
+inline constexpr size_t kPurposes = 7;
 std::string_view name(Purpose purpose);
 /// Of each tensor of the graph.
 std::vector<Purpose> purposes_of(const Graph& graph);

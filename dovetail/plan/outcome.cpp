@@ -103,6 +103,8 @@ class Count {
         return;
       }
       case Op::kCompress:
+        count_packed(action);
+        [[fallthrough]];
       case Op::kDecompress:
         add(action.tensor, Fate::kCompressed).packed_s += seconds(a_);
         out_.packed_s += seconds(a_);
@@ -110,6 +112,15 @@ class Count {
       default:
         return;
     }
+  }
+
+  void count_packed(const Action& action) {
+    auto found = std::find_if(out_.packed.begin(), out_.packed.end(),
+                              [&](const PackedOutcome& packed) { return packed.codec == action.codec; });
+    if (found == out_.packed.end()) found = out_.packed.insert(found, {.codec = action.codec});
+    ++found->times;
+    found->bytes += graph_.tensors[action.tensor].bytes;
+    found->packed_bytes += graph_.packed_bytes(action.tensor, action.codec);
   }
 
   void compute(const Action& action) {
@@ -282,6 +293,11 @@ std::string why(const OutcomeRow& row) {
   return "";
 }
 
+std::string error_in_words(const Codec& codec) {
+  return codec.max_error == 0 ? "without loss"
+                              : fmt::format("off by up to {:.3g} of a block's largest", codec.max_error);
+}
+
 std::string format_seconds(double seconds) {
   if (seconds > 0 && seconds < 1e-3) return fmt::format("{:.3g} µs", 1e6 * seconds);
   return seconds < 1 ? fmt::format("{:.3g} ms", 1e3 * seconds) : fmt::format("{:.3g} s", seconds);
@@ -291,8 +307,20 @@ Json to_json(const PlanOutcome& outcome, const Graph& graph) {
   Json decisions = Json::array(), layers = Json::array();
   for (const OutcomeRow& row : rows_by_fate(outcome, graph)) decisions.push_back(to_json(row));
   for (const OutcomeRow& row : rows_by_layer(outcome, graph)) layers.push_back(to_json(row));
+  Json packed = Json::array();
+  for (const PackedOutcome& by : outcome.packed) {
+    const Codec& codec = graph.codecs[by.codec];
+    packed.push_back({{"codec", codec.name},
+                      {"error", error_in_words(codec)},
+                      {"times", by.times},
+                      {"bytes", by.bytes},
+                      {"packed_bytes", by.packed_bytes},
+                      {"encode_bytes_per_s", codec.encode_bytes_per_s},
+                      {"decode_bytes_per_s", codec.decode_bytes_per_s}});
+  }
   return {{"decisions", decisions},
           {"layers", layers},
+          {"packed", packed},
           {"algorithms",
            {{"changed", outcome.algorithms_changed},
             {"to_choose", outcome.algorithms_to_choose},

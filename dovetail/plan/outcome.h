@@ -29,6 +29,12 @@ struct StorageOutcome {
   std::optional<double> make_again_s;  ///< one more run of its node; nothing where that may run only once
 };
 
+/// What is compressed by one codec in a step; a storage counts as often as that happens.
+struct PackedOutcome {
+  int codec = -1, times = 0;
+  int64_t bytes = 0, packed_bytes = 0;
+};
+
 /// What a plan comes to, from its actions alone. What a step is expected to take (expected_s) is the sum of `once_s`,
 /// `again_s`, `packed_s`, `algorithms_s`, `waited_s` and `behind_s`.
 struct PlanOutcome {
@@ -42,6 +48,7 @@ struct PlanOutcome {
   int algorithms_changed = 0, algorithms_to_choose = 0;  ///< nodes
   int64_t workspace_saved_bytes = 0;                     ///< by these, each against that of its node's fastest
   int64_t to_host_bytes = 0, to_device_bytes = 0, again_bytes = 0;
+  std::vector<PackedOutcome> packed;  ///< by each codec that is used
 
   double expected_s() const { return once_s + again_s + packed_s + algorithms_s + waited_s + behind_s; }
 };
@@ -63,10 +70,14 @@ std::vector<OutcomeRow> rows_by_layer(const PlanOutcome& outcome, const Graph& g
 /// Why, in the graph's own figures: "again 2.1 ms < copies 8 ms".
 std::string why(const OutcomeRow& row);
 
+/// "without loss", "off by up to 0.0625 of a block's largest".
+std::string error_in_words(const Codec& codec);
+
 /// "85 µs", "2.14 ms", "1.3 s".
 std::string format_seconds(double seconds);
 
-/// {"decisions": [row], "layers": [row], "algorithms": {...}, "step": {"once_s", ..., "predicted_s"}, bytes moved}.
+/// {"decisions": [row], "layers": [row], "packed": [{"codec", "error", ...}], "algorithms": {...}, "step": {"once_s",
+/// ..., "predicted_s"}, bytes moved}.
 nlohmann::ordered_json to_json(const PlanOutcome& outcome, const Graph& graph);
 
 }  // namespace dovetail::plan

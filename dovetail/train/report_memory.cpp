@@ -49,6 +49,10 @@ Json decision_rows(const Json& record) {
   Json rows = Json::array();
   for (const Json& row : record.at("decisions"))
     rows.push_back({row.at("decision"), row.at("storages").dump(), mib(row.at("bytes")), cost(row, record.at("step"))});
+  for (const Json& packed : record.at("packed"))
+    rows.push_back({packed.at("codec"), packed.at("times").dump(),
+                    fmt::format("{} as {}", mib(packed.at("bytes")), mib(packed.at("packed_bytes"))),
+                    packed.at("error")});
   const Json& algorithms = record.at("algorithms");
   if (algorithms.at("to_choose") != 0)
     rows.push_back({"algorithms changed",

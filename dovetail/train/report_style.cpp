@@ -7,13 +7,13 @@ const std::string_view kReportStyle = R"css(
   --page: #f6f7f9; --card: #ffffff; --ink: #1c2330; --soft: #5d6879; --line: #dfe3ea; --grid: #eceff3;
   --accent: #2f5fd0; --c0: #2f5fd0; --c1: #d9622b; --c2: #2b9a66; --c3: #8a4fc4; --bad: #c8323c; --code: #f1f3f6;
   --good-bg: #e3f4ea; --good: #1f7a4d; --wait-bg: #fdf1dc; --wait: #8f5b0a;
-  --m0: #5b7fd6; --m1: #a78bda; --m2: #e69a5c; --m3: #6cbf98; --m4: #d9c46a; --m5: #b7bfcb;
+  --m0: #5b7fd6; --m1: #a78bda; --m2: #e69a5c; --m3: #6cbf98; --m4: #d9c46a; --m5: #b7bfcb; --m6: #d98aa8;
 }
 :root[data-theme="dark"] {
   --page: #11151c; --card: #1a2029; --ink: #e4e8ef; --soft: #98a3b5; --line: #2c3542; --grid: #242c37;
   --accent: #7ea2ff; --c0: #7ea2ff; --c1: #ff9a62; --c2: #5fd09a; --c3: #c497f2; --bad: #ff7a82; --code: #141922;
   --good-bg: #173327; --good: #6fd8a2; --wait-bg: #3a2d13; --wait: #f0bd62;
-  --m0: #4a69b8; --m1: #8368b8; --m2: #c27a41; --m3: #3f9470; --m4: #a8953f; --m5: #66717f;
+  --m0: #4a69b8; --m1: #8368b8; --m2: #c27a41; --m3: #3f9470; --m4: #a8953f; --m5: #66717f; --m6: #b0607f;
 }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); line-height: 1.5;

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "dovetail/plan/fit.h"
@@ -58,6 +60,24 @@ int for_random_plans(uint64_t seed, const Look& look) {
   return plans;
 }
 
+void expect_packed(const Graph& graph, const Plan& plan, const PlanOutcome& outcome, size_t codec) {
+  PackedOutcome expected;
+  for (const Action& action : plan.actions) {
+    if (action.op != Op::kCompress || action.codec != static_cast<int>(codec)) continue;
+    const auto bytes = static_cast<double>(graph.tensors[action.tensor].bytes);
+    ++expected.times;
+    expected.bytes += graph.tensors[action.tensor].bytes;
+    expected.packed_bytes += static_cast<int64_t>(std::ceil(bytes * graph.codecs[codec].ratio));
+  }
+  const auto found = std::find_if(outcome.packed.begin(), outcome.packed.end(),
+                                  [&](const PackedOutcome& by) { return by.codec == static_cast<int>(codec); });
+  ASSERT_EQ(found != outcome.packed.end(), expected.times > 0);
+  if (expected.times == 0) return;
+  EXPECT_EQ(found->times, expected.times);
+  EXPECT_EQ(found->bytes, expected.bytes);
+  EXPECT_EQ(found->packed_bytes, expected.packed_bytes);
+}
+
 TEST(Outcome, ItsPartsAreAllOfTheTimeThatAStepTakes) {
   int waited = 0;
   const int plans = for_random_plans(1, [&](const Graph& graph, const Schedule& made) {
@@ -79,6 +99,7 @@ TEST(Outcome, ItsPartsAreAllOfTheTimeThatAStepTakes) {
     for (const Action& action : made.plan.actions)
       if (action.op == Op::kOffload || action.op == Op::kPrefetch) moved_bytes += graph.tensors[action.tensor].bytes;
     EXPECT_EQ(moved_bytes, outcome.to_host_bytes + outcome.to_device_bytes);
+    for (size_t codec = 0; codec < graph.codecs.size(); ++codec) expect_packed(graph, made.plan, outcome, codec);
     waited += waited_s > 0 ? 1 : 0;
   });
   EXPECT_GE(plans, 100);
@@ -141,6 +162,32 @@ TEST(MemoryUse, AddsUpToWhatTheCheckerCharges) {
     EXPECT_LE(thin_out(use, 5).size(), 5);
   });
   EXPECT_GE(plans, 100);
+}
+
+TEST(MemoryUse, HoldsEachPackedFormFromItsMakingToItsEnd) {
+  int with_packed = 0;
+  for_random_plans(4, [&](const Graph& graph, const Schedule& made) {
+    const auto use = memory_use(graph, made.plan, made.timeline.actions);
+    double held = 0, expected = 0;  // bytes times seconds
+    for (size_t i = 0; i + 1 < use.size(); ++i)
+      held += static_cast<double>(use[i].bytes[static_cast<size_t>(Purpose::kCompressed)]) *
+              (use[i + 1].time_s - use[i].time_s);
+    std::vector<double> packed_bytes(graph.tensors.size());
+    for (size_t a = 0; a < made.plan.actions.size(); ++a) {
+      const Action& action = made.plan.actions[a];
+      const Timeline::Span& span = made.timeline.actions[a];
+      if (action.op == Op::kCompress) {
+        const auto bytes = static_cast<double>(graph.tensors[action.tensor].bytes);
+        packed_bytes[action.tensor] = std::ceil(bytes * graph.codecs[action.codec].ratio);
+        expected -= packed_bytes[action.tensor] * span.start_s;
+      } else if (action.op == Op::kFreePacked) {
+        expected += packed_bytes[action.tensor] * span.end_s;
+      }
+    }
+    EXPECT_NEAR(held, expected, 1e-6 * std::max(expected, 1.0));
+    with_packed += expected > 0 ? 1 : 0;
+  });
+  EXPECT_GE(with_packed, 20);
 }
 
 TEST(MemoryUse, KnowsGradientsOfWeightsFromThoseOfActivations) {

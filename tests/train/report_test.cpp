@@ -213,6 +213,14 @@ Json memory_record(const std::string& name) {
           {"floor_bytes", 2 * kMiB},
           {"decisions", {row}},
           {"layers", {row}},
+          {"packed",
+           {{{"codec", "codes"},
+             {"error", "without loss"},
+             {"times", 3},
+             {"bytes", 4 * kMiB},
+             {"packed_bytes", kMiB},
+             {"encode_bytes_per_s", 1e9},
+             {"decode_bytes_per_s", 1e9}}}},
           {"algorithms", {{"changed", 0}, {"to_choose", 0}, {"cost_s", 0}, {"workspace_saved_bytes", 0}}},
           {"step",
            {{"again_s", 0.002},
@@ -248,7 +256,8 @@ TEST_F(Report, ShowsTheMemoryPlan) {
             "A step within 3.0 MiB of the 5.0 MiB that it takes with everything kept. Its plan was expected to take 10 "
             "ms and took 11 ms; with everything kept 8 ms.");
   EXPECT_EQ(panel["compared"][0].dump(), R"(["step","8 ms","10 ms","11 ms","+10.0 %"])");
-  EXPECT_EQ(panel["decisions"].dump(), R"([["recomputed","2","2.0 MiB","2 ms"]])");
+  EXPECT_EQ(panel["decisions"].dump(),
+            R"([["recomputed","2","2.0 MiB","2 ms"],["codes","3","4.0 MiB as 1.0 MiB","without loss"]])");
   const std::string chart = panel["chart"], streams = panel["streams"], curve = panel["curve"];
   // 11 ms over 1030 from 66, 5.2 MiB over 274 up from 296.
   EXPECT_THAT(
