@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -66,6 +67,17 @@ at::Tensor as_rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
 std::optional<at::Tensor> optional(const at::Tensor& x) { return x.defined() ? std::optional(x) : std::nullopt; }
 
+/// Codes and scales of x's column copy, by an operation whose name says which they are (plan/packable.h).
+std::pair<at::Tensor, at::Tensor> column_codes(const at::Tensor& x, const OperandRecipe& recipe) {
+  const std::string format =
+      fmt::format("dovetail::mx_column_codes.{}.{}", name(*recipe.format), name(recipe.scale_mode));
+  const auto made = operation(format.c_str(), {.reads = {as_rows(x)}}, [recipe](const Operands& of) {
+    const OperandCopies copies = quantize_operand(of.reads[0], recipe, {.kept = true, .count = false});
+    return std::vector{copies.codes, copies.scales};
+  });
+  return {made[0], made[1]};
+}
+
 /// a @ b, b transposed if asked, of operands in one dtype, as `dtype`.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options, at::ScalarType dtype) {
   return gemm(a, b, options).to(dtype);
@@ -87,7 +99,9 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     KeptInput kept;
     kept.by_rows = prologue != nullptr && recipe.format && recipe.is_microscaling() && prologue->has_rows(x);
     const at::Tensor input = kept.by_rows ? x.contiguous() : as_rows(prologue != nullptr ? prologue->apply(x) : x);
-    const bool keeps_column = recipe.format && trains_weight && prologue == nullptr && !layer.input_stays_;
+    const bool needs_column = recipe.format && trains_weight && prologue == nullptr && !layer.input_stays_;
+    kept.column_later = needs_column && layer.leaves_column_to_plan(input);
+    const bool keeps_column = needs_column && !kept.column_later;
     if (keeps_column) std::tie(kept.codes, kept.scales) = last_input().find(x, recipe);
     const bool makes_column = keeps_column && !kept.codes.defined();
     if (kept.by_rows) kept.x = input;
@@ -110,6 +124,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     context->save_for_backward({weight, kept.codes, kept.scales, kept.x, kept.statistics.rstd, kept.statistics.mean});
     context->saved_data["holder"] = c10::IValue::make_capsule(holder);
     context->saved_data["by_rows"] = kept.by_rows;
+    context->saved_data["column_later"] = kept.column_later;
     context->saved_data["optional_inputs"] =
         std::vector<int64_t>{bias.has_value(), prologue_weight.has_value(), prologue_bias.has_value()};
     context->saved_data["sizes"] = x.sizes();
@@ -122,8 +137,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
                                                  torch::autograd::variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const at::Tensor& weight = saved[0];
-    const KeptInput kept = {
-        saved[1], saved[2], saved[3], {saved[4], saved[5]}, context->saved_data["by_rows"].toBool()};
+    KeptInput kept = {saved[1], saved[2], saved[3], {saved[4], saved[5]}, context->saved_data["by_rows"].toBool()};
     const auto holder = c10::static_intrusive_pointer_cast<Holder>(context->saved_data["holder"].toCapsule());
     const RowOperation* prologue = holder->prologue.get();
     const at::Tensor dy = as_rows(gradients[0]);
@@ -136,6 +150,10 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
                            .weight = context->needs_input_grad(1),
                            .bias = wants_optional[0]};
 
+    if (context->saved_data["column_later"].toBool()) {
+      if (wanted.weight) std::tie(kept.codes, kept.scales) = column_codes(kept.x, holder->layer->recipe_.activation);
+      kept.x.reset();
+    }
     at::Tensor x, input;  // the prologue's graph, from x to its result, where that is not made by rows
     if (kept.x.defined() && !kept.by_rows) {
       const at::AutoGradMode with_grad(prologue != nullptr && wanted.input);
@@ -168,6 +186,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     at::Tensor codes, scales, x;
     RowOperation::Statistics statistics;  ///< the prologue's, if by rows
     bool by_rows = false;                 ///< the prologue's result never exists
+    bool column_later = false;            ///< x until then
   };
   struct Wanted {
     bool input, weight, bias;
@@ -309,6 +328,12 @@ LinearStatistics QuantizedLinear::statistics() const {
   for (const Operand operand : kOperands)
     for (const Statistics& of_call : recorded_[static_cast<size_t>(operand)]) sums.of(operand).add(of_call);
   return sums;
+}
+
+bool QuantizedLinear::leaves_column_to_plan(const at::Tensor& x) const {
+  const OperandRecipe& recipe = recipe_.activation;
+  return operations_are_recorded() && gemm_ == Gemm::kEmulated && recipe.blocks == Blocks::k1x32 &&
+         x.size(0) % kBlock == 0 && emulation_dtype(x, recipe_.gradient, recipe) == x.scalar_type();
 }
 
 QuantizedLinear::Call QuantizedLinear::next_call(Operand operand) {

@@ -34,7 +34,9 @@ struct LinearStatistics {
 /// Row and column copies are made from one read of the tensor. Backward keeps the column copy of x alone, and Linears
 /// that read the same x one after another share it. Where x stays in any case, backward keeps that instead, and where
 /// there is a prologue what the prologue read, which the prologue's own backward needs anyhow; the column copy is made
-/// then. On the CPU the prologue's result never exists: the quantizer takes it a few rows at a time.
+/// then. In a recorded step
+/// the column copy is an operation of backward. On the CPU the prologue's result never exists: the quantizer takes it a
+/// few rows at a time.
 ///
 /// Products are emulated: what is quantized goes on as bfloat16, in which every format is exact (see `dequantize`), and
 /// is added up in FP32; on a CPU without bfloat16 instructions, for float32 x, and where a scale is not a power of two,
@@ -79,6 +81,10 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
     bool recorded = false;
   };
   Call next_call(Operand operand);
+  /// Whether in a recorded step backward makes the column copy, so that the plan decides how x (tokens, in) waits for
+  /// it: as it is, packed in just these codes, or made again. Only where codes of codes are read as the same numbers:
+  /// as float32, which holds all of them, or in bfloat16, of bfloat16 x (tests/plan/codec_test.cpp).
+  bool leaves_column_to_plan(const at::Tensor& x) const;
 
   /// Copies of x, a tensor or MadeRows, counted.
   template <class X>

@@ -24,6 +24,10 @@ constexpr std::array kTolerant = {
     Tolerant{"aten::bmm", 1},
     Tolerant{"aten::convolution_backward", 1},
     Tolerant{"dovetail::linear_gradient", 1},
+    // What a quantized Linear kept of its input: an operand, or what a norm or an activation in front of it read.
+    Tolerant{"dovetail::mx_linear_gradient", 4},
+    Tolerant{"dovetail::mx_linear_weight_gradient", 4},
+    Tolerant{"dovetail::mx_linear_input_gradient", 4},
     // q, k, v (or all in one) and the result, but not the logarithms of the sums.
     Tolerant{"dovetail::attention_gradient", 0, 4},
     Tolerant{"dovetail::attention_gradient", 1, 4},
@@ -85,9 +89,24 @@ bool is_contiguous(const TensorUse& use) {
   return use.offset == 0;
 }
 
+/// "dovetail::mx_column_codes.e4m3.round_up" of a matrix.
+std::optional<PackedForm> form_of_columns(const CapturedOperation& operation, const TensorUse& use) {
+  constexpr std::string_view kName = "dovetail::mx_column_codes.";
+  if (!is_ours(operation) || !operation.name.starts_with(kName) || use.sizes.size() != 2) return std::nullopt;
+  const std::string form = operation.name.substr(kName.size());
+  const size_t dot = form.find('.');
+  if (use.sizes[0] % kBlock != 0) return std::nullopt;
+  return PackedForm{.dtype = use.dtype,
+                    .format = mx::parse_format(form.substr(0, dot)),
+                    .scale_mode = mx::parse_scale_mode(form.substr(dot + 1)),
+                    .columns = use.sizes[1]};
+}
+
 /// What the operation makes of its argument, if it quantizes all of it in whole blocks.
 std::optional<PackedForm> form_made(const CapturedOperation& operation, const TensorUse& use, int64_t bytes) {
-  if (operation.name != "dovetail::mx_quantize" || !spans(use, bytes) || !is_contiguous(use)) return std::nullopt;
+  if (!spans(use, bytes) || !is_contiguous(use)) return std::nullopt;
+  if (operation.name != "dovetail::mx_quantize") return form_of_columns(operation, use);
+  if (use.dtype != at::kFloat) return std::nullopt;
   const auto text = [&](size_t argument) { return operation.arguments[argument].value.toStringRef(); };
   const auto dimensions = static_cast<int64_t>(use.sizes.size());
   const int64_t axis_in = operation.arguments[3].value.toInt(), axis = axis_in < 0 ? axis_in + dimensions : axis_in;
@@ -167,13 +186,13 @@ void allow_loss(const CapturedStep& step, StepGraph& graph) {
   for_each_packable(step, graph, [&](GraphTensor& tensor, const Uses& of) {
     if (!of.made_by_forward || !of.tolerant || (of.dtype != at::kFloat && of.dtype != at::kBFloat16)) return;
     tensor.lossy_ok = true;
-    tensor.codecs->push_back(codec_for(graph, {.dtype = *of.dtype}, kLargestError));
+    if (tensor.codecs->empty()) tensor.codecs->push_back(codec_for(graph, {.dtype = *of.dtype}, kLargestError));
   });
 }
 
 void allow_same_codes(const CapturedStep& step, StepGraph& graph) {
   for_each_packable(step, graph, [&](GraphTensor& tensor, const Uses& of) {
-    if (of.one_form && of.dtype == at::kFloat) tensor.codecs->push_back(codec_for(graph, *of.form, 0));
+    if (of.one_form) tensor.codecs->push_back(codec_for(graph, *of.form, 0));
   });
 }
 

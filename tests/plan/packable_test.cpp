@@ -4,8 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <set>
 
+#include "dovetail/mx/operand.h"
+#include "dovetail/mx/quantized_linear.h"
+#include "dovetail/mx/recipe.h"
 #include "dovetail/plan/capture.h"
 #include "tests/plan/small_step.h"
 
@@ -83,6 +87,49 @@ TEST(AllowLoss, LeavesAloneWhatOperatorsOutsideTheTableRead) {
                 return y;
               }),
               IsEmpty());
+}
+
+/// Codecs of tensors that may be packed without loss in a step that squares `rows` rows and multiplies them by a
+/// Linear of this recipe; `also` reads them, too, and adds to the loss.
+std::vector<std::string> same_codes_of(const char* recipe, at::ScalarType dtype, int64_t rows,
+                                       const std::function<at::Tensor(const at::Tensor&)>& also = nullptr) {
+  const at::Tensor w = at::randn({32, 64}).to(dtype).requires_grad_(), x = at::randn({rows, 64}).to(dtype);
+  const auto linear =
+      std::make_shared<mx::QuantizedLinear>(mx::find_recipe(mx::built_in_recipes(), recipe).linear, "linear");
+  const auto step = [&] {
+    w.mutable_grad().reset();
+    linear->begin_step(1);
+    const at::Tensor h = x.square().requires_grad_();
+    at::Tensor loss = linear->forward(h, w).sum();
+    if (also) loss = loss + also(h).sum();
+    torch::autograd::backward({loss}, {});
+    return std::vector{loss.detach()};
+  };
+  step();
+  const CapturedStep captured = capture(step, {.inputs = {{"x", x}}, .parameters = {{"w", w}}});
+  StepGraph graph = graph_of(captured);
+  allow_same_codes(captured, graph);
+  std::vector<std::string> out;
+  for (const GraphTensor& tensor : graph.graph.tensors)
+    for (const int codec : tensor.codecs.value_or(std::vector<int>())) out.push_back(graph.graph.codecs[codec].name);
+  return out;
+}
+
+TEST(AllowSameCodes, TakesTheInputOfALinearThatQuantizesItInBackward) {
+  using testing::ElementsAre;
+  using testing::IsEmpty;
+  EXPECT_THAT(same_codes_of("mxfp8", at::kFloat, 96), ElementsAre("e4m3.round_up.columns64.float32.same_codes"));
+  const mx::LinearRecipe& mxfp8 = mx::find_recipe(mx::built_in_recipes(), "mxfp8").linear;
+  if (mx::emulation_dtype(at::empty({0}, at::kBFloat16), mxfp8.gradient, mxfp8.activation) == at::kBFloat16) {
+    EXPECT_THAT(same_codes_of("mxfp8", at::kBFloat16, 96), ElementsAre("e4m3.round_up.columns64.bfloat16.same_codes"));
+  } else {
+    EXPECT_THAT(same_codes_of("mxfp8", at::kBFloat16, 96), IsEmpty());  // products are of wider numbers
+  }
+  EXPECT_THAT(same_codes_of("mxfp8", at::kFloat, 95), IsEmpty());  // the last block is short
+  EXPECT_THAT(same_codes_of("fp8_tensor", at::kFloat, 96), IsEmpty());
+  EXPECT_THAT(same_codes_of("mxfp8", at::kFloat, 96, [](const at::Tensor& h) { return at::gelu(h); }), IsEmpty());
+  EXPECT_THAT(same_codes_of("mxfp8", at::kFloat, 96, [](const at::Tensor& h) { return h * 2; }),
+              ElementsAre("e4m3.round_up.columns64.float32.same_codes"));  // reads it in forward alone
 }
 
 }  // namespace
