@@ -15,6 +15,7 @@
 #include "dovetail/plan/budget.h"
 #include "dovetail/plan/memory_use.h"
 #include "dovetail/train/memory_record.h"
+#include "dovetail/train/memory_section.h"
 #include "dovetail/train/trial_step.h"
 
 namespace dovetail::cli {
@@ -25,8 +26,7 @@ using Json = nlohmann::ordered_json;
 constexpr int kEagerSteps = 3, kRecordedSteps = 3, kPlannedSteps = 5;
 
 RunConfig load(const PlanRequest& request) {
-  RunConfig config = load_run_config(request.config, request.overrides);
-  if (!request.budget.empty()) config.memory.budget = request.budget;
+  RunConfig config = config_of(request);
   if (request.time_limit_s > 0) config.memory.solve_s = request.time_limit_s;
   if (config.memory.budget.empty())
     throw UserError(fmt::format("{} has no memory.budget to plan for", request.config),
@@ -47,10 +47,8 @@ class ConfigPlan {
         config_(load(request)),
         group_(world_from_environment({.timeout_s = config_.comm.timeout_s})),
         run_(resolve_trial(config_, *group_)),
-        options_({.budget = config_.memory.budget,
-                  .folder = config_.memory.folder,
-                  .solve_s = config_.memory.solve_s,
-                  .curve_budgets = request.curve || !request.out.empty() ? PlannedStep::kCurveBudgets : 0}) {
+        options_(planned_step_options(config_.memory)) {
+    options_.curve_budgets = request.curve || !request.out.empty() ? PlannedStep::kCurveBudgets : 0;
     user_check(group_->size() == 1, "dovetail plan looks at one rank, but this job has {}", group_->size());
     keep_freed_memory();  // as `dovetail train`
   }
@@ -132,7 +130,8 @@ class ConfigPlan {
     const plan::Floor floor = plan::floor_of(graph, how);
     if (graph.budget_bytes < floor.bytes)
       throw plan::below_floor(graph, floor, "memory.budget",
-                              help_below_floor(run_, group_, graph, config_.memory.budget, how, request_.config));
+                              help_below_floor(run_, group_, graph, config_.memory.budget, how, request_.config) +
+                                  plan().what_would_lower_the_floor());
   }
 
   std::string times_and_peaks(const plan::PlanOutcome& outcome) const {
@@ -156,12 +155,18 @@ class ConfigPlan {
   const RunConfig config_;
   const std::shared_ptr<Group> group_;
   const ResolvedRun run_;
-  const PlannedStep::Options options_;
+  PlannedStep::Options options_;
   std::optional<TrialStep> trial_;
   Measured measured_;
 };
 
 }  // namespace
+
+RunConfig config_of(const PlanRequest& request) {
+  std::vector<std::string> overrides = request.overrides;
+  if (!request.budget.empty()) overrides.push_back("memory.budget=" + request.budget);
+  return load_run_config(request.config, overrides);
+}
 
 void plan_config(const PlanRequest& request) {
   ConfigPlan plan(request);

@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "dovetail/train/config.h"
+
 namespace dovetail::cli {
 
 /// What `dovetail plan CONFIG` is asked.
@@ -14,6 +16,9 @@ struct PlanRequest {
   double time_limit_s = 0;             ///< in place of memory.solve_s; 0: as that says
   bool layers = false, curve = false, json = false;
 };
+
+/// The config as the request has it. Throws UserError as `load_run_config`.
+RunConfig config_of(const PlanRequest& request);
 
 /// Takes steps of the config's training on random tokens, apart from its data and its run's folder: some as they are,
 /// two that are recorded, some that time the operations, and some by the plan that is then made; prints what was

@@ -39,7 +39,7 @@ class Needs {
   Needs(const RunConfig& config, std::shared_ptr<Group> group)
       : group_(std::move(group)), run_(resolve_trial(config, *group_)), key_(run_) {
     budget_ = config.memory.budget;
-    options_ = PlannedStep::solve_options({.budget = budget_, .folder = {}, .solve_s = config.memory.solve_s});
+    options_ = PlannedStep::solve_options(planned_step_options(config.memory));
     why_estimated_ = why_it_is_not_recorded();
     if (why_estimated_.empty()) record();
   }
@@ -131,7 +131,9 @@ plan::Graph record_with(const ResolvedRun& run, const std::shared_ptr<Group>& gr
                         int64_t samples) {
   // Of several micro-batches two are enough: the others come and go as the second.
   TrialStep trial(run, group, key.accumulates() ? 2 * samples : samples, samples);
-  trial.plan_memory({.budget = "1x"});
+  PlannedStep::Options options = planned_step_options(run.config.memory);
+  options.budget = "1x";
+  trial.plan_memory(options);
   for (int i = 0; i < kRecordedSteps; ++i) trial.run();
   return trial.memory_plan()->graph();
 }
@@ -163,8 +165,7 @@ std::string help_below_floor(const ResolvedRun& run, const std::shared_ptr<Group
 }
 
 bool say_whether_it_fits(const PlanRequest& request) {
-  RunConfig config = load_run_config(request.config, request.overrides);
-  if (!request.budget.empty()) config.memory.budget = request.budget;
+  const RunConfig config = config_of(request);
   const auto group = world_from_environment({.timeout_s = config.comm.timeout_s});
   const Needs needs(config, group);
   const int64_t available = needs.available_bytes();

@@ -14,6 +14,7 @@
 #include "dovetail/base/file.h"
 #include "dovetail/train/embedding_section.h"
 #include "dovetail/train/memory_section.h"
+#include "dovetail/train/planned_step.h"
 #include "dovetail/train/quantization.h"
 #include "dovetail/train/recommender_lookups.h"
 
@@ -289,6 +290,12 @@ void MemorySection::describe(Section& s) {
   s.value("folder", folder,
           "Folder of the disk that tensors are moved to beyond the budget; empty: to memory that is not counted. With "
           "one also the first three steps run in little memory, slowly");
+  s.value("allow", allow,
+          "What a plan may do beside keeping what a step makes: move it to the slow tier (offload), make it again "
+          "(recompute), keep it as microscaling codes where all that reads it later makes the same codes of it "
+          "(compress), run operations by slower algorithms that need less memory (algorithms). None of these changes a "
+          "result. compress_mxfp8 does, from the fourth step on: activations may wait for backward in MXFP8")
+      .choices(PlannedStep::technique_names());
   s.value("solve_s", solve_s, "Seconds of looking for the fastest plan").unit("s").range(0.1, 3600);
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
 
 #include "dovetail/base/error.h"
@@ -39,7 +40,7 @@ void check_memory(const RunConfig& config) {
   const MemorySection& memory = config.memory;
   if (memory.budget.empty()) {
     user_check(memory == MemorySection(),
-               "memory.folder and memory.solve_s do nothing without memory.budget; give one");
+               "memory.folder, memory.allow and memory.solve_s do nothing without memory.budget; give one");
     return;
   }
   plan::parse_budget(memory.budget, 1 << 30);
@@ -47,6 +48,13 @@ void check_memory(const RunConfig& config) {
   if (config.train.checkpoint_activations)
     throw UserError("both memory.budget and train.checkpoint_activations are given",
                     "leave train.checkpoint_activations out: the plan decides what is made again");
+}
+
+PlannedStep::Options planned_step_options(const MemorySection& memory) {
+  PlannedStep::Options out{.budget = memory.budget, .folder = memory.folder, .solve_s = memory.solve_s};
+  for (const auto& [name, allowed] : PlannedStep::kTechniques)
+    out.*allowed = std::find(memory.allow.begin(), memory.allow.end(), name) != memory.allow.end();
+  return out;
 }
 
 }  // namespace dovetail

@@ -1,6 +1,7 @@
 #include "dovetail/train/planned_step.h"
 
 #include <ATen/ops/empty_like.h>
+#include <fmt/format.h>
 
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -13,6 +14,7 @@
 #include "dovetail/plan/budget.h"
 #include "dovetail/plan/executor.h"
 #include "dovetail/plan/fit.h"
+#include "dovetail/plan/packable.h"
 #include "dovetail/plan/packing.h"
 #include "dovetail/plan/placed.h"
 #include "dovetail/plan/profile.h"
@@ -24,6 +26,8 @@ namespace {
 constexpr int kProfiledSteps = 4;  // the first warms up
 constexpr int64_t kMeasuredCopyBytes = int64_t{128} << 20;
 constexpr int kMeasuredCopies = 3;
+constexpr int64_t kMeasuredPackingBytes = int64_t{16} << 20;
+constexpr int kMeasuredPackings = 3;
 constexpr double kFirstPlan = 0.25;   // of the time for solving
 constexpr double kShareOfCurve = 30;  // of that time one budget of the curve gets 1 / 30
 
@@ -65,6 +69,12 @@ struct PlannedStep::State {
     if (captured) plan::check_steady(*captured, step);
     captured = std::move(step);
     graph = plan::graph_of(*captured);
+    allow_compression(graph, options);
+  }
+
+  void allow_compression(plan::StepGraph& of, const Options& allowed) const {
+    if (allowed.compress) plan::allow_same_codes(*captured, of);
+    if (allowed.compress_mxfp8) plan::allow_loss(*captured, of);
   }
 
   plan::Timeline kept() const {
@@ -82,16 +92,35 @@ struct PlannedStep::State {
     return solution;
   }
 
+  std::string what_would_lower(const plan::Floor& floor) const {
+    std::string out;
+    for (const auto& [name, allowed] : kTechniques) {
+      if (options.*allowed) continue;
+      Options more = options;
+      more.*allowed = true;
+      plan::StepGraph of = graph;
+      if (allowed == &Options::compress || allowed == &Options::compress_mxfp8) {
+        of = plan::graph_of(*captured);
+        allow_compression(of, more);
+      }
+      if (plan::floor_of(of.graph, solve_options(more)).bytes >= floor.bytes) continue;
+      out += fmt::format("{}\"{}\"", out.empty() ? "; " : " or ", name);
+    }
+    return out.empty() ? out : out + " in memory.allow would lower the floor";
+  }
+
   void run_profiled() {
     if (profiled.empty()) {
       const int64_t budget = graph.graph.budget_bytes = plan::parse_budget(options.budget, kept().peak_bytes);
       const plan::Floor floor = plan::floor_of(graph.graph, solve_options(options));
       if (budget < floor.bytes)
         throw plan::below_floor(graph.graph, floor, "memory.budget",
-                                "raise the budget or lower the batch; `dovetail plan CONFIG --fits` searches for the "
-                                "largest that fits");
+                                fmt::format("raise the budget or lower the batch{}; `dovetail plan CONFIG --fits` "
+                                            "searches for the largest that fits",
+                                            what_would_lower(floor)));
       graph.graph.bandwidth =
           plan::measure_bandwidth(options.folder, std::min(kMeasuredCopyBytes, budget / 2), kMeasuredCopies);
+      plan::measure_codecs(graph, std::min(kMeasuredPackingBytes, budget / 2), kMeasuredPackings);
       solve(kFirstPlan * options.solve_s);
       executor.emplace(*captured, graph, plan, plan::Executor::Options{.folder = options.folder, .copies_alone = true});
     }
@@ -128,6 +157,10 @@ struct PlannedStep::State {
     std::vector<int> runs(graph.nodes.size());
     for (const plan::Action& action : plan.actions) {
       if (action.op == plan::Op::kOffload) made.offloaded_bytes += graph.graph.tensors[action.tensor].bytes;
+      if (action.op == plan::Op::kCompress) {
+        made.compressed_bytes += graph.graph.tensors[action.tensor].bytes;
+        made.packed_bytes += graph.graph.packed_bytes(action.tensor, action.codec);
+      }
       if (action.op == plan::Op::kCompute && runs[action.node]++ > 0)
         for (const int t : graph.graph.nodes[action.node].outputs) made.again_bytes += graph.graph.tensors[t].bytes;
     }
@@ -141,6 +174,8 @@ nlohmann::ordered_json to_json(const MemoryPlanReport& report) {
           {"step_bytes", report.step_bytes},
           {"offloaded_bytes", report.offloaded_bytes},
           {"again_bytes", report.again_bytes},
+          {"compressed_bytes", report.compressed_bytes},
+          {"packed_bytes", report.packed_bytes},
           {"operations", report.nodes},
           {"predicted_s", report.predicted_s},
           {"keep_all_s", report.keep_all_s},
@@ -200,7 +235,22 @@ PlannedStepView PlannedStep::view() const {
 }
 
 plan::SolveOptions PlannedStep::solve_options(const Options& options) {
-  return {.compress = false, .least_bytes = plan::kPagedBytes, .time_limit_s = options.solve_s};
+  return {.offload = options.offload,
+          .recompute = options.recompute,
+          .compress = options.compress || options.compress_mxfp8,
+          .algorithms = options.algorithms,
+          .least_bytes = plan::kPagedBytes,
+          .time_limit_s = options.solve_s};
+}
+
+std::vector<std::string> PlannedStep::technique_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, allowed] : kTechniques) names.emplace_back(name);
+  return names;
+}
+
+std::string PlannedStep::what_would_lower_the_floor() const {
+  return state_->what_would_lower(plan::floor_of(graph(), solve_options(state_->options)));
 }
 
 void PlannedStep::write(const std::filesystem::path& folder) const {

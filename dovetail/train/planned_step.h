@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -9,6 +10,9 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "dovetail/plan/capture.h"
 #include "dovetail/plan/paged_memory.h"
@@ -25,6 +29,8 @@ struct MemoryPlanReport {
   int64_t step_bytes = 0;                  ///< all that a step takes, from the first on that runs by the plan
   int64_t offloaded_bytes = 0;             ///< to the slow tier in a step
   int64_t again_bytes = 0;                 ///< made again in a step
+  int64_t compressed_bytes = 0;            ///< compressed in a step,
+  int64_t packed_bytes = 0;                ///< to so many
   int nodes = 0;                           ///< operations of a step
   double predicted_s = 0, keep_all_s = 0;  ///< of a step: by the plan, and of all its operations once
   double solve_s = 0;
@@ -44,13 +50,23 @@ class PlannedStep {
   static constexpr int kCurveBudgets = 8;
   static constexpr int kMeasuredSteps = 5;  ///< of those by the plan, the first ones
   struct Options {
-    std::string budget;                 ///< plan::parse_budget
-    std::filesystem::path folder;       ///< where tensors are offloaded to; empty: memory beyond the budget
+    std::string budget;            ///< plan::parse_budget
+    std::filesystem::path folder;  ///< where tensors are offloaded to; empty: memory beyond the budget
+    /// kTechniques. `compress_mxfp8` changes the results, the others do not (plan/packable.h).
+    bool offload = true, recompute = true, compress = true, compress_mxfp8 = false, algorithms = true;
     double solve_s = 30;                ///< of solving, at most, each of the two plans
     int curve_budgets = kCurveBudgets;  ///< that the step's time is found for beside, each for a thirtieth of solve_s
     std::shared_ptr<plan::PagedAllocations> paged =
         {};  ///< ended once there is a plan: what was made before lies there
   };
+  /// What a plan may do beside keeping tensors, by the names of memory.allow.
+  static constexpr std::array<std::pair<std::string_view, bool Options::*>, 5> kTechniques = {
+      {{"offload", &Options::offload},
+       {"recompute", &Options::recompute},
+       {"compress", &Options::compress},
+       {"compress_mxfp8", &Options::compress_mxfp8},
+       {"algorithms", &Options::algorithms}}};
+  static std::vector<std::string> technique_names();
   static plan::SolveOptions solve_options(const Options& options);
   /// `work` is one step on tokens; what it reads beside its argument and `tensors` is constant, or read by operations
   /// through pointers (base/operation.h).
@@ -65,6 +81,9 @@ class PlannedStep {
   const std::optional<MemoryPlanReport>& report() const;
   /// Of `step_bytes` what steps by the plan have used, as the system counts it; only with a report.
   int64_t measured_bytes() const;
+  /// The techniques that are not allowed and would lower the floor of the recorded step, for the end of a
+  /// sentence: `; "recompute" or "compress" in memory.allow would lower the floor`. Empty if there are none.
+  std::string what_would_lower_the_floor() const;
   /// The recorded step, from the third on; with times, bandwidth and budget once there is a plan.
   const plan::Graph& graph() const;
   /// Whether kMeasuredSteps have run by the plan.

@@ -10,6 +10,7 @@
 #include "dovetail/base/rng.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/train/load_model.h"
+#include "dovetail/train/memory_section.h"
 #include "dovetail/train/samples.h"
 #include "dovetail/train/validation.h"
 
@@ -40,11 +41,11 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
                             .clip = config.train.clip,
                             .bucket_bytes = config.train.bucket_bytes,
                             .gradient_groups = parallel_.gradient_groups(*model_)});
-  if (!config.memory.budget.empty())
-    step_->plan_memory({.budget = config.memory.budget,
-                        .folder = config.memory.folder,
-                        .solve_s = config.memory.solve_s,
-                        .paged = std::move(paged)});
+  if (!config.memory.budget.empty()) {
+    PlannedStep::Options options = planned_step_options(config.memory);
+    options.paged = std::move(paged);
+    step_->plan_memory(options);
+  }
   loader_.emplace(config.data, LoaderOptions{.seed = static_cast<uint64_t>(config.run.seed),
                                              .batch = config.train.batch,
                                              .context = config.model.context,
@@ -118,10 +119,11 @@ void Training::report_memory_plan() {
   log_info(
       "memory plan: {} of {} with everything kept (floor {}); in a step {} operations, {} moved out and back ({}, {}, "
       "computing {:.0f} % slower), "
-      "{} made again; {:.0f} ms predicted, {:.0f} ms with everything kept; solved in {:.1f} s",
+      "{} made again, {} compressed to {}; {:.0f} ms predicted, {:.0f} ms with everything kept; solved in {:.1f} s",
       size(made.step_bytes), size(made.keep_all_bytes), size(made.floor_bytes), made.nodes, size(made.offloaded_bytes),
       rate(made.bandwidth.to_host), rate(made.bandwidth.to_device), 100 * made.bandwidth.slowdown,
-      size(made.again_bytes), 1e3 * made.predicted_s, 1e3 * made.keep_all_s, made.solve_s);
+      size(made.again_bytes), size(made.compressed_bytes), size(made.packed_bytes), 1e3 * made.predicted_s,
+      1e3 * made.keep_all_s, made.solve_s);
   if (output() != nullptr) step_->memory_plan()->write(config().folder());  // of rank 0; others have their own
 }
 

@@ -21,6 +21,7 @@ TrialStep::TrialStep(const ResolvedRun& run, std::shared_ptr<Group> group, int64
   initialize(*model_, static_cast<uint64_t>(config.run.seed), config.train.init_noise);
   optimizer_.emplace(*model_, config.optimizer);
   model_->set_compute_dtype(run.precision.compute);
+  quantization_.emplace(*model_, config.precision, run.precision.name);
   optimizer_->bind(*model_);
   step_.emplace(
       model_, *optimizer_, std::move(group),
@@ -32,6 +33,7 @@ TrialStep::TrialStep(const ResolvedRun& run, std::shared_ptr<Group> group, int64
 
 double TrialStep::run() {
   const double begin_s = now_seconds();
+  quantization_->begin_step(static_cast<uint64_t>(run_.config.run.seed), /*count=*/false);
   step_->run(tokens_, run_.config.optimizer.lr, /*want_stop=*/false, {.most_samples = tokens_.size(0)});
   return now_seconds() - begin_s;
 }

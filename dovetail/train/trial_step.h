@@ -5,6 +5,7 @@
 
 #include "dovetail/models/gpt.h"
 #include "dovetail/train/optimizer.h"
+#include "dovetail/train/quantization.h"
 #include "dovetail/train/resolve.h"
 #include "dovetail/train/step.h"
 
@@ -29,6 +30,7 @@ class TrialStep {
   const ResolvedRun& run_;
   std::shared_ptr<GPT> model_;
   std::optional<Optimizer> optimizer_;
+  std::optional<Quantization> quantization_;
   std::optional<TrainStep> step_;
   at::Tensor tokens_;
 };

@@ -248,6 +248,50 @@ def test_a_config_is_planned_as_its_training_would_be(tmp_path):
     assert "eager peak" in text and "blocks.0" in text and "measured" in text
 
 
+def test_a_plan_does_what_memory_allow_has_and_nothing_else(tmp_path):
+    make_workspace(tmp_path)
+    fp32 = ["--set", "precision.recipe=fp32"]
+    words = ["plan", "run.toml", *SMALL, *fp32, "--time-limit", 0.5, "--budget", "0.85x", "--out", "seen"]
+    for allowed, decision in (("recompute", "recomputed"), ("compress_mxfp8", "compressed")):
+        made = dovetail_json(*words, "--set", f"memory.allow={allowed}", folder=tmp_path)
+        storages = {row["decision"]: row["storages"] for row in made["decisions"]}
+        assert storages.pop("kept") > 0 and storages.pop(decision) > 0, allowed
+        assert not any(storages.values()), allowed
+        assert bool(made["packed"]) == (decision == "compressed")
+        graph, plan = (json.loads((tmp_path / "seen" / name).read_text()) for name in ("graph.json", "plan.json"))
+        verdict = oracle(tmp_path / "seen", graph)
+        assert verdict["valid"] and verdict["peak_bytes"] == made["peak"]["predicted_bytes"], verdict
+        packed = [a for a in plan["actions"] if a["op"] == "compress"]
+        size = {tensor["id"]: tensor["bytes"] for tensor in graph["tensors"]}
+        assert sum(by["bytes"] for by in made["packed"]) == sum(size[a["tensor"]] for a in packed)
+        assert sum(by["times"] for by in made["packed"]) == len(packed)
+    record = json.loads((tmp_path / "seen" / "memory_plan.json").read_text())
+    assert record["compressed_bytes"] == sum(by["bytes"] for by in record["packed"]) > record["packed_bytes"] > 0
+    at = record["memory"]["purposes"].index("compressed") + 1
+    assert 0 < max(point[at] for point in record["memory"]["simulated"]) <= record["packed_bytes"]
+    text = dovetail(*words, "--set", "memory.allow=compress_mxfp8", folder=tmp_path).stdout
+    assert "off by up to 0.0625 of a block's largest" in text
+    refused = dovetail(*words, "--set", "memory.allow=paging", folder=tmp_path, code=2).stderr
+    assert "none of its values" in refused and '"compress_mxfp8"' in refused
+    fits = ["plan", "run.toml", *SMALL, "--fits", "--budget", "1x"]
+    floors = {
+        allow: dovetail_json(*fits, "--set", f"memory.allow={allow}", folder=tmp_path)["floor_bytes"]
+        for allow in ("[]", "compress_mxfp8", "recompute")
+    }
+    assert floors["recompute"] < floors["[]"] and floors["compress_mxfp8"] < floors["[]"]
+    words = ["plan", "run.toml", *SMALL, "--budget", "0.8x", "--set", "memory.allow=[]"]
+    nothing = dovetail(*words, folder=tmp_path, code=2)
+    assert '"offload" or "recompute" or "compress_mxfp8" in memory.allow would lower the floor' in nothing.stderr
+
+
+def test_a_quantized_config_is_planned_as_it_is_trained(tmp_path):
+    make_workspace(tmp_path)
+    words = ["plan", "run.toml", *SMALL, "--budget", "0.9x", "--set", "precision.recipe=mxfp8", "--time-limit", 0.5]
+    dovetail_json(*words, "--out", "seen", folder=tmp_path)
+    graph = json.loads((tmp_path / "seen" / "graph.json").read_text())
+    assert any(node["name"].startswith("dovetail::mx_linear:") for node in graph["nodes"])
+
+
 def test_below_the_floor_names_the_operation_and_a_batch_that_fits(tmp_path):
     make_workspace(tmp_path)
     words = ["plan", "run.toml", *SMALL]

@@ -5,6 +5,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/train/memory_section.h"
 #include "tests/base/temporary_folder.h"
 
 namespace dovetail {
@@ -119,6 +120,21 @@ TEST_F(RunConfigFile, RefusesAMemoryBudgetForStepsThatDiffer) {
       {padded + "[parallel]\nshadow = 1\n", "[parallel]"}};
   for (const auto& [toml, key] : cases)
     EXPECT_THAT(refusal(toml), AllOf(HasSubstr("memory.budget does not work with"), HasSubstr(key))) << toml;
+}
+
+TEST_F(RunConfigFile, TellsWhatMemoryMayAllow) {
+  const std::string budget = "[memory]\nbudget = \"0.5x\"\n";
+  for (const std::string& name : PlannedStep::technique_names())
+    EXPECT_EQ(refusal(budget + "allow = [\"" + name + "\"]\n"), "accepted");
+  EXPECT_EQ(refusal(budget + "allow = []\n"), "accepted");
+  EXPECT_THAT(refusal(budget + "allow = [\"paging\"]\n"),
+              AllOf(HasSubstr("memory.allow"), HasSubstr("\"paging\" is none of its values"),
+                    HasSubstr("\"offload\", \"recompute\", \"compress\", \"compress_mxfp8\", \"algorithms\"")));
+  EXPECT_THAT(refusal("[memory]\nallow = [\"offload\"]\n"), HasSubstr("do nothing without memory.budget"));
+  const PlannedStep::Options usual = planned_step_options({}),
+                             lossy = planned_step_options({.allow = {"compress_mxfp8"}});
+  EXPECT_TRUE(usual.offload && usual.recompute && usual.compress && usual.algorithms && !usual.compress_mxfp8);
+  EXPECT_TRUE(!lossy.offload && !lossy.recompute && !lossy.compress && !lossy.algorithms && lossy.compress_mxfp8);
 }
 
 TEST(RunConfigs, EveryShippedConfigLoads) {
