@@ -77,6 +77,7 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   struct Call {
     uint64_t number = 0;
     bool recorded = false;
+    bool counts = true;  ///< false: the same tensor again, for another copy
   };
   Call next_call(Operand operand);
 
