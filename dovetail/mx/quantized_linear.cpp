@@ -13,6 +13,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/base/rng.h"
+#include "dovetail/mx/last_input.h"
 #include "dovetail/mx/operand.h"
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/ops/gemm.h"
@@ -20,41 +21,6 @@
 namespace dovetail::mx {
 
 namespace {
-
-/// The column copy that was made last on this thread, and of what: Linears with one input come one after another.
-class LastInput {
- public:
-  /// Codes and scales; undefined if they are of something else, or gone.
-  std::pair<at::Tensor, at::Tensor> find(const at::Tensor& x, const OperandRecipe& operand) const {
-    if (x.is_inference() || operand != operand_ || x.unsafeGetTensorImpl() != x_._unsafe_get_target()) return {};
-    if (x_.expired() || x._version() != version_) return {};
-    const auto codes = codes_.lock(), scales = scales_.lock();
-    if (!codes || !scales) return {};
-    return {at::Tensor(codes), at::Tensor(scales)};
-  }
-
-  void remember(const at::Tensor& x, const OperandRecipe& operand, const at::Tensor& codes, const at::Tensor& scales) {
-    if (x.is_inference()) return;
-    operand_ = operand;
-    version_ = x._version();
-    x_ = Weak(x.getIntrusivePtr());
-    codes_ = Weak(codes.getIntrusivePtr());
-    scales_ = Weak(scales.getIntrusivePtr());
-  }
-
- private:
-  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  static Weak nothing() { return Weak(at::Tensor().getIntrusivePtr()); }
-
-  OperandRecipe operand_;
-  int64_t version_ = -1;
-  Weak x_ = nothing(), codes_ = nothing(), scales_ = nothing();
-};
-
-LastInput& last_input() {
-  static thread_local LastInput last;
-  return last;
-}
 
 struct Holder : torch::CustomClassHolder {
   Holder(std::shared_ptr<QuantizedLinear> layer, QuantizedLinear::Prologue prologue)
@@ -163,15 +129,18 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     }
     const auto of_prologue = kept.by_rows ? prologue->parameters() : RowOperation::Parameters{};
     const at::Tensor read = kept.by_rows ? kept.x : input.defined() && wanted.weight ? input.detach() : at::Tensor();
-    const bool counts = holder->layer->recipe_.gradient.format && (wanted.input || wanted.weight);
-    const auto call = counts ? holder->layer->next_call(Operand::kGradient) : QuantizedLinear::Call{};
-    const auto made =
-        operation("dovetail::mx_linear_gradient",
-                  {.reads = {dy, wanted.input ? weight : at::Tensor(), kept.codes, kept.scales, read,
-                             kept.statistics.rstd, kept.statistics.mean, of_prologue.weight, of_prologue.bias}},
-                  [holder, call, wanted, by_rows = kept.by_rows](const Operands& of) {
-                    return differentiate(*holder, of.reads, call, wanted, by_rows);
-                  });
+    const bool quantizes = holder->layer->recipe_.gradient.format && (wanted.input || wanted.weight);
+    const auto call = quantizes ? holder->layer->next_call(Operand::kGradient) : QuantizedLinear::Call{};
+    const std::vector<at::Tensor> of = {dy,
+                                        weight,
+                                        kept.codes,
+                                        kept.scales,
+                                        read,
+                                        kept.statistics.rstd,
+                                        kept.statistics.mean,
+                                        of_prologue.weight,
+                                        of_prologue.bias};
+    const std::vector<at::Tensor> made = gradient_operations(holder, of, call, wanted, kept.by_rows);
 
     RowOperation::Gradients before = {.x = made[0], .parameters = {made[3], made[4]}};
     if (before.x.defined() && !kept.by_rows && prologue != nullptr)
@@ -189,7 +158,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     bool column_later = false;            ///< x until then
   };
   struct Wanted {
-    bool input, weight, bias;
+    bool input = false, weight = false, bias = false;
   };
 
   /// of: x (by rows: in front of the prologue), weight, bias, the prologue's weight and bias. y, the kept codes and
@@ -223,6 +192,32 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
                   {.transpose_b = true, .bias = bias.defined() ? bias.to(dtype).contiguous() : bias}, x.scalar_type());
     }
     return {y, input.codes, input.scales, statistics.rstd, statistics.mean};
+  }
+
+  /// What `differentiate` gives, by one operation; in a recorded step by one for each product, so that a plan need not
+  /// have the operands of both at a time. Then dy is counted where its rows are made.
+  static std::vector<at::Tensor> gradient_operations(const c10::intrusive_ptr<Holder>& holder,
+                                                     const std::vector<at::Tensor>& of,
+                                                     const QuantizedLinear::Call& call, const Wanted& wanted,
+                                                     bool by_rows) {
+    const auto one = [&](const char* name, const Wanted& some, const QuantizedLinear::Call& of_call) {
+      Operands operands{.reads = of};
+      std::vector<at::Tensor>& reads = operands.reads;
+      if (!some.input) reads[1] = reads[5] = reads[6] = at::Tensor();
+      if (!some.weight) reads[2] = reads[3] = at::Tensor();
+      if (!some.weight && !(some.input && by_rows)) reads[4] = at::Tensor();
+      return operation(name, std::move(operands), [holder, of_call, some, by_rows](const Operands& given) {
+        return differentiate(*holder, given.reads, of_call, some, by_rows);
+      });
+    };
+    if (!operations_are_recorded() || !wanted.input || !wanted.weight)
+      return one("dovetail::mx_linear_gradient", wanted, call);
+    const auto of_weight = one("dovetail::mx_linear_weight_gradient", {.weight = true, .bias = wanted.bias},
+                               {.number = call.number, .recorded = true, .counts = false});
+    auto made = one("dovetail::mx_linear_input_gradient", {.input = true}, call);
+    made[1] = of_weight[1];
+    made[2] = of_weight[2];
+    return made;
   }
 
   /// of: dy, weight, the kept codes and scales or x (not by rows: the prologue's result), the prologue's statistics,
@@ -350,11 +345,13 @@ template <class X>
 OperandCopies QuantizedLinear::quantized(Operand operand, const X& x, OperandRequest request, const Call& call) {
   const OperandRecipe& how = recipe_.of(operand);
   request.amax = amax_for(operand);
-  request.count = count_;
+  request.count = count_ && call.counts;
   request.as_codes = gemm_ == Gemm::kNative;
   OperandCopies copies = quantize_operand(x, how, request);
   if (operand == Operand::kWeight) {
     if (request.row) statistics_.weight = copies.statistics;
+  } else if (!call.counts) {
+    return copies;
   } else if (call.recorded) {
     auto& of_calls = recorded_[static_cast<size_t>(operand)];
     if (of_calls.size() <= call.number) of_calls.resize(call.number + 1);

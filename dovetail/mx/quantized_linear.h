@@ -79,6 +79,7 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   struct Call {
     uint64_t number = 0;
     bool recorded = false;
+    bool counts = true;  ///< false: the same tensor again, for another copy
   };
   Call next_call(Operand operand);
   /// Whether in a recorded step backward makes the column copy, so that the plan decides how x (tokens, in) waits for

@@ -7,7 +7,7 @@ namespace dovetail::plan {
 
 /// Addresses are multiples of kAlignment; those of storages of kPagedBytes or more, of a page, as are their sizes in a
 /// plan, so that they can go to a file and back without a copy in between.
-inline constexpr int64_t kAlignment = 64, kPage = 4096, kPagedBytes = 64 * 1024;
+inline constexpr int64_t kAlignment = 64, kPage = 4096, kPagedBytes = 32 * 1024;
 
 /// The bytes that a plan counts for a storage of `bytes`.
 int64_t planned_bytes(int64_t bytes);

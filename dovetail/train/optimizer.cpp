@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/operation.h"
@@ -50,16 +51,34 @@ void Optimizer::set_update(std::optional<Numbers> numbers) {
 }
 
 void Optimizer::update(const GradientReducer& gradients) {
-  // A plan moves the state of each large parameter on its own; otherwise threads share the work best in one call.
-  constexpr int64_t kLarge = 1 << 16;
-  std::vector<size_t> together;
+  for (const std::vector<size_t>& some : updated_together()) update_some(some, gradients);
+}
+
+std::vector<std::vector<size_t>> Optimizer::updated_together() const {
+  int64_t elements = 0;
+  for (const at::Tensor& parameter : parameters_) elements += parameter.numel();
+  // Threads share the work best in one call. A plan has all that an operation reads and changes in memory at once, and
+  // so gets an operation for each large parameter and for every few that are small beside the model.
+  constexpr int64_t kParts = 32, kMost = 1 << 16;
+  const int64_t most = operations_are_recorded() ? std::min(elements / kParts, kMost) : elements;
+  std::vector<std::vector<size_t>> out;
+  std::vector<size_t> small;
+  int64_t together = 0;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (operations_are_recorded() && parameters_[i].numel() >= kLarge)
-      update_some({i}, gradients);
-    else
-      together.push_back(i);
+    const int64_t count = parameters_[i].numel();
+    if (count >= most) {
+      out.push_back({i});
+      continue;
+    }
+    if (together + count > most) {
+      out.push_back(std::exchange(small, {}));
+      together = 0;
+    }
+    small.push_back(i);
+    together += count;
   }
-  update_some(together, gradients);
+  if (!small.empty()) out.push_back(std::move(small));
+  return out;
 }
 
 void Optimizer::update_some(const std::vector<size_t>& which, const GradientReducer& gradients) {

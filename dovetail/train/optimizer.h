@@ -57,7 +57,8 @@ class Optimizer {
   OptimizerSection config_;
   std::vector<std::string> names_;
   std::vector<at::Tensor> parameters_, masters_, m_, v_;
-  /// One operation for some of the parameters.
+  /// Parameters whose updates are one operation, each in one of these.
+  std::vector<std::vector<size_t>> updated_together() const;
   void update_some(const std::vector<size_t>& which, const GradientReducer& gradients);
 
   int64_t updates_ = 0;

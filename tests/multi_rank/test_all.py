@@ -40,7 +40,7 @@ def test_all_at_once_outlives_a_rank_and_learns(tmp_path):
         assert line["all_to_all"]["bytes_sent"] > 0 and line["all_to_all"]["waited_s"] > 0
     # Within the budget from the eighth step on, and again after the resume.
     memory = json.loads((run / "memory_plan.json").read_text())
-    assert memory["step_bytes"] <= memory["budget_bytes"] < 0.81 * memory["keep_all_bytes"]
+    assert memory["step_bytes"] <= memory["budget_bytes"] < 0.51 * memory["keep_all_bytes"]
     quantized = {tensor["layer"] for tensor in lines(run / "quantization.jsonl")[-1]["tensors"]}
     assert "blocks.1.moe.experts.7.down" in quantized and "blocks.3.moe.shared.up" in quantized
     assert not any(layer.startswith("blocks.0.") for layer in quantized)

@@ -7,7 +7,7 @@ import pytest
 from ranks import launch
 from tiny_run import make_workspace, metrics
 
-# Large enough that something can be moved: storages from 64 KiB on.
+# Large enough that something can be moved: storages from 32 KiB on.
 MODEL = {"model__width": "128", "model__context": "64", "train__batch": "8", "train__steps": "30"}
 
 # Experts on both ranks, whose rows travel in two chunks; the load loss counts over both ranks too.

@@ -307,6 +307,28 @@ TEST(PlannedStep, InCodesThatAllReadersMakeGivesTheSameBits) {
   for (const plan::Codec& codec : planned.step->memory_plan()->graph().codecs) EXPECT_EQ(codec.max_error, 0);
 }
 
+// A plan can then move what each of them needs.
+TEST(PlannedStep, AnUpdateIsOfOneLargeParameterOrOfFewSmallOnes) {
+  const Case of{"gpt2", gpt2()};
+  Trained t(of);
+  t.step->plan_memory({.budget = "1x", .solve_s = 0.1});
+  for (int i = 1; i <= 3; ++i) t.run(i);
+  int64_t parameters = 0, largest = 0, state = 0;
+  for (const auto& item : t.model->named_parameters()) {
+    parameters += item.value().numel();
+    largest = std::max(largest, item.value().numel());
+  }
+  const plan::Graph& graph = t.step->memory_plan()->graph();
+  for (const plan::GraphNode& node : graph.nodes) {
+    if (!node.name.starts_with("dovetail::adamw")) continue;
+    int64_t bytes = 0;
+    for (const int tensor : node.mutates) bytes += graph.tensors[tensor].bytes;
+    EXPECT_LE(bytes, std::max(parameters / 16, largest) * 3 * static_cast<int64_t>(sizeof(float))) << node.name;
+    state += bytes;
+  }
+  EXPECT_GE(state, parameters * 3 * static_cast<int64_t>(sizeof(float)));
+}
+
 TEST(PlannedStep, SaysWhatItCannotDo) {
   const Case of{"llama", llama()};
   const auto message = [&](const std::string& budget, int64_t last_batch) {

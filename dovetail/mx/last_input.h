@@ -1,0 +1,47 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <utility>
+
+#include "dovetail/mx/recipe.h"
+
+namespace dovetail::mx {
+
+/// The column copy that was made last on this thread, and of what: Linears with one input come one after another.
+class LastInput {
+ public:
+  /// Codes and scales; undefined if they are of something else, or gone.
+  std::pair<at::Tensor, at::Tensor> find(const at::Tensor& x, const OperandRecipe& operand) const {
+    if (x.is_inference() || operand != operand_ || x.unsafeGetTensorImpl() != x_._unsafe_get_target()) return {};
+    if (x_.expired() || x._version() != version_) return {};
+    const auto codes = codes_.lock(), scales = scales_.lock();
+    if (!codes || !scales) return {};
+    return {at::Tensor(codes), at::Tensor(scales)};
+  }
+
+  void remember(const at::Tensor& x, const OperandRecipe& operand, const at::Tensor& codes, const at::Tensor& scales) {
+    if (x.is_inference()) return;
+    operand_ = operand;
+    version_ = x._version();
+    x_ = Weak(x.getIntrusivePtr());
+    codes_ = Weak(codes.getIntrusivePtr());
+    scales_ = Weak(scales.getIntrusivePtr());
+  }
+
+ private:
+  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  static Weak nothing() { return Weak(at::Tensor().getIntrusivePtr()); }
+
+  OperandRecipe operand_;
+  int64_t version_ = -1;
+  Weak x_ = nothing(), codes_ = nothing(), scales_ = nothing();
+};
+
+inline LastInput& last_input() {
+  static thread_local LastInput last;
+  return last;
+}
+
+}  // namespace dovetail::mx
