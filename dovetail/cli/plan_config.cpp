@@ -14,6 +14,7 @@
 #include "dovetail/cli/plan_output.h"
 #include "dovetail/plan/budget.h"
 #include "dovetail/plan/memory_use.h"
+#include "dovetail/plan/plan_cache.h"
 #include "dovetail/train/memory_record.h"
 #include "dovetail/train/trial_step.h"
 
@@ -49,6 +50,7 @@ class ConfigPlan {
         run_(resolve_trial(config_, *group_)),
         options_({.budget = config_.memory.budget,
                   .folder = config_.memory.folder,
+                  .plans = plan::PlanCache::default_folder(),
                   .solve_s = config_.memory.solve_s,
                   .curve_budgets = request.curve || !request.out.empty() ? PlannedStep::kCurveBudgets : 0}) {
     user_check(group_->size() == 1, "dovetail plan looks at one rank, but this job has {}", group_->size());

@@ -46,6 +46,7 @@ class PlannedStep {
   struct Options {
     std::string budget;                 ///< plan::parse_budget
     std::filesystem::path folder;       ///< where tensors are offloaded to; empty: memory beyond the budget
+    std::filesystem::path plans = {};   ///< of plans that were made before (plan/plan_cache.h); empty: none
     double solve_s = 30;                ///< of solving, at most, each of the two plans
     int curve_budgets = kCurveBudgets;  ///< that the step's time is found for beside, each for a thirtieth of solve_s
     std::shared_ptr<plan::PagedAllocations> paged =

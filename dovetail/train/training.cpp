@@ -9,6 +9,7 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/plan/plan_cache.h"
 #include "dovetail/train/load_model.h"
 #include "dovetail/train/samples.h"
 #include "dovetail/train/validation.h"
@@ -43,6 +44,7 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
   if (!config.memory.budget.empty())
     step_->plan_memory({.budget = config.memory.budget,
                         .folder = config.memory.folder,
+                        .plans = plan::PlanCache::default_folder(),
                         .solve_s = config.memory.solve_s,
                         .paged = std::move(paged)});
   loader_.emplace(config.data, LoaderOptions{.seed = static_cast<uint64_t>(config.run.seed),
