@@ -65,13 +65,16 @@ class Level {
 /// One pass over the nodes that issues actions and keeps the same clocks as `check`.
 class Walk {
  public:
-  /// `fetch_at`: of each gap the node before which its fetch is issued at the earliest.
-  Walk(const Scheduler& scheduler, const Decisions& decisions, const std::vector<int>& fetch_at, int64_t budget_bytes)
+  /// `fetch_at`: of each gap the node before which its fetch is issued at the earliest; a fetch in advance that does
+  /// not fit then waits for copies that leave, if it is `patient`, else until before the next node.
+  Walk(const Scheduler& scheduler, const Decisions& decisions, const std::vector<int>& fetch_at, int64_t budget_bytes,
+       bool patient = false)
       : s_(scheduler),
         graph_(scheduler.graph_),
         decisions_(decisions),
         fetch_at_(fetch_at),
         budget_(budget_bytes),
+        patient_(patient),
         now_(graph_.tensors.size()),
         gap_of_(graph_.tensors.size(), -1),
         version_(graph_.tensors.size()) {
@@ -227,7 +230,7 @@ class Walk {
     double start = copy_start(to_device_free_s_, now.host_ready_s);
     const double duration = static_cast<double>(bytes_of(t)) / graph_.bandwidth.to_device;
     Action action{.op = Op::kPrefetch, .tensor = t};
-    if (!must && level_.most(start, start + duration, bytes_of(t), 0) > budget_) return false;
+    if (!must && !patient_ && level_.most(start, start + duration, bytes_of(t), 0) > budget_) return false;
     if (!fit(start, duration, bytes_of(t), 0, action.waits)) return false;
     const double end = start + duration;
     to_device_free_s_ = end;
@@ -419,6 +422,7 @@ class Walk {
   size_t fetched_ = 0;                         // of these: waiting_ has been told
   size_t runs_ = 0;
   const int64_t budget_;
+  const bool patient_;
   std::vector<Now> now_;
   std::vector<int> gap_of_;                // of each tensor: the gap that it is in, away from the device
   std::vector<int> version_;               // of each tensor: 1 + the node that wrote it last, 0: none
@@ -512,17 +516,21 @@ bool Scheduler::is_moot(const Decisions& decisions, int gap) const {
   return gaps_[gap].from < 0 && wrapped >= 0 && wrapped != gap && decisions.gaps[wrapped] == Keep::kHost;
 }
 
-/// Of each gap the node before which its fetch is issued. Fetches, the last one first: each as late as lets it end
-/// before its reader and before the fetch after it, but no earlier than memory allows. `held`: bytes at each node.
+/// Of each gap the node before which its fetch is issued, no earlier than memory allows; `held`: bytes at each node. By
+/// Order::kLastFirst each as late as lets it end before its reader and before the fetch after it, the last one first;
+/// by kFirstFirst each as early as can be, the first one first.
 std::vector<int> Scheduler::times_of_fetches(const Decisions& decisions, const std::vector<int>& needed_at,
-                                             std::vector<int64_t> held, int64_t budget_bytes) const {
+                                             std::vector<int64_t> held, int64_t budget_bytes, Order order) const {
   std::vector<int> out(gaps_.size()), away;
   for (size_t g = 0; g < gaps_.size(); ++g) {
     out[g] = gaps_[g].to;
     if (decisions.gaps[g] == Keep::kHost && !is_moot(decisions, static_cast<int>(g)))
       away.push_back(static_cast<int>(g));
   }
-  std::stable_sort(away.begin(), away.end(), [&](int a, int b) { return needed_at[a] > needed_at[b]; });
+  const bool last_first = order == Order::kLastFirst;
+  std::stable_sort(away.begin(), away.end(), [&](int a, int b) {
+    return last_first ? needed_at[a] > needed_at[b] : needed_at[a] < needed_at[b];
+  });
   double next_s = std::numeric_limits<double>::infinity();
   std::vector<double> start_s(graph_.nodes.size());
   for (size_t n = 0; n + 1 < start_s.size(); ++n)
@@ -536,7 +544,8 @@ std::vector<int> Scheduler::times_of_fetches(const Decisions& decisions, const s
     for (int n = at; n < gap.to; ++n) held[n] += bytes;
     next_s = std::min(next_s, start_s[at]) - static_cast<double>(bytes) / graph_.bandwidth.to_device;
     const int first = gap.wraps ? 0 : gap.from + 1;
-    while (at > first && start_s[at] > next_s && held[at - 1] + bytes <= budget_bytes) held[--at] += bytes;
+    while (at > first && (!last_first || start_s[at] > next_s) && held[at - 1] + bytes <= budget_bytes)
+      held[--at] += bytes;
     out[g] = at;
   }
   return out;
@@ -558,7 +567,7 @@ std::optional<Schedule> Scheduler::schedule(const Decisions& decisions, int64_t 
     if (misfit != nullptr) *misfit = late.misfit();
     return std::nullopt;
   }
-  const std::vector<int64_t> held = late.schedule().slot_bytes;
+  const std::vector<int64_t> held = late.schedule().slot_bytes, settled = late.schedule().settled_bytes;
   std::optional<Schedule> out;
   // All are plans; fetching early is the faster one but for what it may make others wait.
   const auto offer = [&](Walk& walk) {
@@ -569,12 +578,19 @@ std::optional<Schedule> Scheduler::schedule(const Decisions& decisions, int64_t 
     made.expected_s = expected_s(graph_, made.plan, made.timeline);
     if (!out || made.expected_s < out->expected_s) out = std::move(made);
   };
-  std::vector<std::vector<int>> fetch_ats = {times_of_fetches(decisions, at_end, held, budget_bytes)};
-  if (late.needed_at() != at_end)
-    fetch_ats.push_back(times_of_fetches(decisions, late.needed_at(), held, budget_bytes));
-  for (const std::vector<int>& fetch_at : fetch_ats) {
-    Walk timely(*this, decisions, fetch_at, budget_bytes);
-    if (timely.run()) offer(timely);
+  std::vector<std::pair<std::vector<int>, bool>> tried;
+  const auto attempt = [&](const std::vector<int>& needed_at, const std::vector<int64_t>& bytes, Order order,
+                           bool patient) {
+    tried.emplace_back(times_of_fetches(decisions, needed_at, bytes, budget_bytes, order), patient);
+    if (std::find(tried.begin(), tried.end() - 1, tried.back()) != tried.end() - 1) return;
+    Walk walk(*this, decisions, tried.back().first, budget_bytes, patient);
+    if (walk.run()) offer(walk);
+  };
+  attempt(at_end, held, Order::kLastFirst, /*patient=*/false);
+  attempt(late.needed_at(), held, Order::kLastFirst, /*patient=*/false);
+  if (std::find(decisions.gaps.begin(), decisions.gaps.end(), Keep::kHost) != decisions.gaps.end()) {
+    attempt(late.needed_at(), settled, Order::kLastFirst, /*patient=*/true);
+    attempt(late.needed_at(), settled, Order::kFirstFirst, /*patient=*/true);
   }
   offer(late);
   return out;
