@@ -6,15 +6,14 @@
 // Exit code 1 when a claim does not hold.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <fstream>
-#include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "bench/checkmate_vgg19.h"
+#include "bench/program.h"
 #include "dovetail/base/error.h"
 #include "dovetail/plan/baselines.h"
 #include "dovetail/plan/checkmate.h"
@@ -223,11 +222,5 @@ int main(int argc, char** argv) {
   CLI::App app("Checkmate's largest batches of VGG19");
   app.add_option("--time-limit", time_limit_s, "seconds of solving the program");
   app.add_option("--out", out, "write the result as JSON");
-  CLI11_PARSE(app, argc, argv);
-  try {
-    return dovetail::plan::run(out, time_limit_s);
-  } catch (const dovetail::UserError& error) {
-    std::cerr << dovetail::describe_error(error) << '\n';
-    return 2;
-  }
+  return dovetail::run_program(app, argc, argv, [&] { return dovetail::plan::run(out, time_limit_s); });
 }

@@ -7,12 +7,10 @@
 // Exit code 1 when a claim does not hold.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <iostream>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -21,6 +19,7 @@
 #include <vector>
 
 #include "bench/mosos_step.h"
+#include "bench/program.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
@@ -362,11 +361,5 @@ int main(int argc, char** argv) {
   app.add_option("--read-graphs", a.read, "plan the steps that --write-graphs wrote here");
   app.add_option("--write-graphs", a.written, "write the steps as graph.json into this folder, and nothing else");
   app.add_option("--out", a.out, "write the result as JSON");
-  CLI11_PARSE(app, argc, argv);
-  try {
-    return dovetail::plan::run(a);
-  } catch (const dovetail::UserError& error) {
-    std::cerr << dovetail::describe_error(error) << '\n';
-    return 2;
-  }
+  return dovetail::run_program(app, argc, argv, [&] { return dovetail::plan::run(a); });
 }

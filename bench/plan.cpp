@@ -2,21 +2,20 @@
 //   ./dev bench plan --model vgg16 --batch 8 --size 64 --ratios 0.8,0.6,0.4 --folder /tmp
 // Convolutions run by the algorithms that each plan chose; what is held against a step with everything kept and by the
 // same algorithms is the loss and all values after some steps, bit for bit; against eager training its time,
-// interleaved.
+// interleaved. With three batches or more also the line in the batch that the times lie on.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <fstream>
-#include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "bench/program.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
@@ -25,15 +24,16 @@
 #include "dovetail/plan/capture.h"
 #include "dovetail/plan/executor.h"
 #include "dovetail/plan/packing.h"
+#include "dovetail/plan/placed.h"
 #include "dovetail/plan/profile.h"
-#include "dovetail/plan/solve.h"
 
 namespace dovetail::plan {
 namespace {
 
 struct Arguments {
   std::string model = "vgg16", folder, out;
-  int64_t batch = 8, size = 64;
+  std::vector<int64_t> batches = {8};
+  int64_t batch = 8, size = 64, extended_batch = 144;  // batch: of the trial under way
   std::vector<double> ratios = {0.9, 0.8, 0.7, 0.6, 0.5, 0.4};
   int rounds = 7;
   double time_limit_s = 10;
@@ -108,6 +108,7 @@ Moved moved(const Graph& graph, const Plan& plan) {
   return out;
 }
 
+double ratio_of(int64_t a, int64_t b) { return static_cast<double>(a) / static_cast<double>(b); }
 double mib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
 /// Time and workspace of each way to run each convolution; a star before the fastest.
@@ -158,7 +159,7 @@ nlohmann::ordered_json chosen(const Graph& graph, const std::vector<int>& algori
 /// A training step as captured and profiled, and where it starts from.
 class Trial {
  public:
-  explicit Trial(const Arguments& a) : a_(a), training_(a) {
+  explicit Trial(const Arguments& a) : a_(a), training_(a_) {
     training_();
     const double captured_s = now_seconds();
     step_ = capture([&] { return training_(); }, training_.tensors());
@@ -191,15 +192,16 @@ class Trial {
     StepGraph planned = graph_;
     const auto budget = static_cast<int64_t>(ratio * static_cast<double>(peak_));
     planned.graph.budget_bytes = budget;
-    std::optional<Solution> solution;
+    PlacedSolution placed;
     try {
-      solution = solve(planned.graph, options());
+      placed = solve_placed(planned.graph, options());
     } catch (const UserError& error) {
       fmt::print("{:>6.2f} {:>9.1f} {}\n", ratio, mib(budget), error.what());
       return nullptr;
     }
-    const Plan& plan = solution->schedule.plan;
-    const std::vector<at::Tensor> reference = values_of_keeping_all(solution->decisions.algorithms);
+    const Solution& solution = placed.solution;
+    const Plan& plan = solution.schedule.plan;
+    const std::vector<at::Tensor> reference = values_of_keeping_all(solution.decisions.algorithms);
     double measured_s = std::numeric_limits<double>::infinity(), eager_s = measured_s;
     restart();
     Executor executor(step_, planned, plan, {.folder = a_.folder});
@@ -211,24 +213,30 @@ class Trial {
       eager_s = std::min(eager_s, now_seconds() - eager_start_s);
     }
     const Moved what = moved(planned.graph, plan);
-    const double predicted_s = solution->schedule.timeline.makespan_s;
-    fmt::print("{:>6.2f} {:>9.1f} {:>9.1f} {:>8.1f}ms {:>8.1f}ms {:>8.3f} {:>9.1f} {:>9.1f} {:>8.1f} {:>5}\n", ratio,
-               mib(budget), mib(executor.arena_bytes()), predicted_s * 1e3, measured_s * 1e3, measured_s / eager_s,
-               mib(what.offloaded), mib(what.again), solution->seconds, same ? "same" : "DIFFER");
+    const double predicted_s = solution.schedule.expected_s;
+    const int64_t predicted_bytes = placed.layout.bytes, measured_bytes = executor.resident_bytes();
+    fmt::print(
+        "{:>6.2f} {:>9.1f} {:>9.1f} {:>7.4f} {:>8.1f}ms {:>8.1f}ms {:>7.3f} {:>8.3f} {:>9.1f} {:>9.1f} {:>8.1f} "
+        "{:>5}\n",
+        ratio, mib(budget), mib(measured_bytes), ratio_of(measured_bytes, predicted_bytes), predicted_s * 1e3,
+        measured_s * 1e3, measured_s / predicted_s, measured_s / eager_s, mib(what.offloaded), mib(what.again),
+        solution.seconds, same ? "same" : "DIFFER");
     return {{"ratio", ratio},
             {"budget_bytes", budget},
-            {"predicted_peak_bytes", solution->schedule.timeline.peak_bytes},
-            {"arena_bytes", executor.arena_bytes()},
+            {"simulated_peak_bytes", solution.schedule.timeline.peak_bytes},
+            {"predicted_peak_bytes", predicted_bytes},
+            {"measured_peak_bytes", measured_bytes},
+            {"simulated_s", solution.schedule.timeline.makespan_s},
             {"predicted_s", predicted_s},
             {"measured_s", measured_s},
             {"eager_s", eager_s},
-            {"bound_s", solution->bound_s},
+            {"bound_s", solution.bound_s},
             {"offloaded_bytes", what.offloaded},
             {"again_bytes", what.again},
-            {"solve_s", solution->seconds},
-            {"complete", solution->complete},
+            {"solve_s", solution.seconds},
+            {"complete", solution.complete},
             {"same_bits", same},
-            {"algorithms", chosen(planned.graph, solution->decisions.algorithms)}};
+            {"algorithms", chosen(planned.graph, solution.decisions.algorithms)}};
   }
 
   nlohmann::ordered_json summary() const {
@@ -283,7 +291,7 @@ class Trial {
                       [](const at::Tensor& x, const at::Tensor& y) { return x.equal(y); });
   }
 
-  const Arguments& a_;
+  const Arguments a_;
   Training training_;
   CapturedStep step_;
   StepGraph graph_;
@@ -292,17 +300,76 @@ class Trial {
   at::Tensor random_;
 };
 
-int run(const Arguments& a) {
-  Trial trial(a);
-  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-  fmt::print("{:>6} {:>9} {:>9} {:>10} {:>10} {:>8} {:>9} {:>9} {:>8} {:>5}\n", "ratio", "budget", "arena", "predicted",
-             "measured", "x eager", "offloaded", "again", "solve s", "bits");
-  for (const double ratio : a.ratios)
-    if (auto row = trial.run(ratio); !row.is_null()) rows.push_back(std::move(row));
-  if (a.out.empty()) return 0;
-  nlohmann::ordered_json out = trial.summary();
-  out["plans"] = rows;
-  std::ofstream(a.out) << out.dump(1) << '\n';
+/// Least squares over some batches: seconds of a step with none, and of each image.
+struct Line {
+  double none_s = 0, image_s = 0, farthest = 0;  ///< farthest: of any point from the line, as a part of the point
+  double at(double batch) const { return none_s + image_s * batch; }
+};
+Line line_through(const std::vector<nlohmann::ordered_json>& rows, const char* seconds) {
+  const auto count = static_cast<double>(rows.size());
+  double x = 0, y = 0, xx = 0, xy = 0;
+  for (const auto& row : rows) {
+    const double batch = row["batch"], s = row[seconds];
+    x += batch / count, y += s / count, xx += batch * batch / count, xy += batch * s / count;
+  }
+  Line out;
+  out.image_s = (xy - x * y) / (xx - x * x);
+  out.none_s = y - out.image_s * x;
+  for (const auto& row : rows)
+    out.farthest = std::max(out.farthest, std::abs(out.at(row["batch"]) / row[seconds].get<double>() - 1));
+  return out;
+}
+
+/// The lines of each ratio for which there is a plan at three batches or more, and what they say of one batch more.
+nlohmann::ordered_json lines(const Arguments& a, const std::vector<nlohmann::ordered_json>& rows) {
+  nlohmann::ordered_json out = nlohmann::ordered_json::array();
+  for (const double ratio : a.ratios) {
+    std::vector<nlohmann::ordered_json> some;
+    std::copy_if(rows.begin(), rows.end(), std::back_inserter(some),
+                 [&](const auto& row) { return row["ratio"] == ratio; });
+    if (some.size() < 3) continue;
+    const Line predicted = line_through(some, "predicted_s"), measured = line_through(some, "measured_s");
+    const auto batch = static_cast<double>(a.extended_batch);
+    fmt::print(
+        "{:>6.2f} over {} batches: predicted {:.1f} + {:.2f} ms an image ({:.1f} % off), measured {:.1f} + {:.2f} ms "
+        "({:.1f} % off); at {}: {:.2f} s, {:.2f} s, {:.3f} of it\n",
+        ratio, some.size(), 1e3 * predicted.none_s, 1e3 * predicted.image_s, 100 * predicted.farthest,
+        1e3 * measured.none_s, 1e3 * measured.image_s, 100 * measured.farthest, a.extended_batch, predicted.at(batch),
+        measured.at(batch), measured.at(batch) / predicted.at(batch));
+    const auto json = [&](const Line& line) -> nlohmann::ordered_json {
+      return {{"none_s", line.none_s},
+              {"image_s", line.image_s},
+              {"farthest", line.farthest},
+              {"extended_s", line.at(batch)}};
+    };
+    out.push_back({{"ratio", ratio},
+                   {"extended_batch", a.extended_batch},
+                   {"predicted", json(predicted)},
+                   {"measured", json(measured)}});
+  }
+  return out;
+}
+
+int run(Arguments a) {
+  nlohmann::ordered_json out = {{"benchmark", "plan"}, {"trials", nlohmann::ordered_json::array()}};
+  std::vector<nlohmann::ordered_json> rows;
+  for (const int64_t batch : a.batches) {
+    a.batch = batch;
+    Trial trial(a);
+    fmt::print("{:>6} {:>9} {:>9} {:>7} {:>10} {:>10} {:>7} {:>8} {:>9} {:>9} {:>8} {:>5}\n", "ratio", "budget", "peak",
+               "x pred.", "predicted", "measured", "x pred.", "x eager", "offloaded", "again", "solve s", "bits");
+    out["trials"].push_back(trial.summary());
+    for (const double ratio : a.ratios) {
+      nlohmann::ordered_json row = trial.run(ratio);
+      std::fflush(stdout);
+      if (row.is_null()) continue;
+      row["batch"] = batch;
+      out["trials"].back()["plans"].push_back(row);
+      rows.push_back(std::move(row));
+    }
+  }
+  out["lines"] = lines(a, rows);
+  if (!a.out.empty()) std::ofstream(a.out) << out.dump(1) << '\n';
   return 0;
 }
 
@@ -313,7 +380,9 @@ int main(int argc, char** argv) {
   dovetail::plan::Arguments a;
   CLI::App app("Memory plans of a training step, predicted and measured");
   app.add_option("--model", a.model, "vgg16, vgg19, resnet50 or unet");
-  app.add_option("--batch", a.batch, "images of a step");
+  app.add_option("--batch", a.batches, "images of a step; of three or more a line in the batch is fitted")
+      ->delimiter(',');
+  app.add_option("--extended-batch", a.extended_batch, "the batch that such lines are extended to");
   app.add_option("--size", a.size, "height and width of an image");
   app.add_option("--ratios", a.ratios, "budgets, of the peak with everything kept")->delimiter(',');
   app.add_option("--folder", a.folder, "disk tier: a folder (absent: memory)");
@@ -321,11 +390,5 @@ int main(int argc, char** argv) {
   app.add_option("--cache", a.cache, "folder of measured times; \"\": measure anew");
   app.add_option("--time-limit", a.time_limit_s, "seconds of solving for each budget");
   app.add_option("--out", a.out, "write the result as JSON");
-  CLI11_PARSE(app, argc, argv);
-  try {
-    return dovetail::plan::run(a);
-  } catch (const dovetail::UserError& error) {
-    std::cerr << dovetail::describe_error(error) << '\n';
-    return 2;
-  }
+  return dovetail::run_program(app, argc, argv, [&] { return dovetail::plan::run(a); });
 }

@@ -62,6 +62,7 @@ class JointSearch {
     if (!search_.best()) std::rethrow_exception(none);
     search_.keep_what_need_not_wrap();
     Solution best = std::move(*search_.best());
+    best.budget_bytes = graph_.budget_bytes;
     best.bound_s = least_s(graph_);
     best.seconds = now_seconds() - started_s;
     best.complete = is_closed(best.schedule.expected_s);

@@ -53,6 +53,7 @@ JointProgram::JointProgram(const Graph& graph, const Scheduler& scheduler, const
   add_times();
   add_fetch_stream();
   add_offload_stream();
+  add_offload_load();
   add_memory();
 }
 

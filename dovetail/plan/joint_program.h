@@ -116,6 +116,8 @@ class JointProgram {
   void add_times();
   void add_fetch_stream();
   void add_offload_stream();
+  int ended_by(const Job& job, int stage) const;
+  void add_offload_load();
   Level level_at(int stage, int leaving) const;
   Level level_before(int stage, size_t brought, const std::vector<int>& not_counted) const;
   void add_resident(Level& out, int gap, int before, int leaving) const;

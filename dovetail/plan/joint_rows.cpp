@@ -8,8 +8,9 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr int kSmall = 64;        // stages; above, only the nearest fetches are looked at together
-constexpr int kFetchStarts = 16;  // stages before each reader from which on the fetch stream's load is bounded
+constexpr int kSmall = 64;          // stages; above, only the nearest fetches are looked at together
+constexpr int kFetchStarts = 16;    // stages before each reader from which on the fetch stream's load is bounded
+constexpr int kOffloadStarts = 24;  // stages before each one from which on that of the offload stream is
 
 bool contains(const std::vector<int>& list, int value) {
   return std::find(list.begin(), list.end(), value) != list.end();
@@ -148,6 +149,45 @@ void JointProgram::add_offload_stream() {
   }
   if (!jobs_.empty()) at_least({{end_, 1}, {jobs_.back().end, -1}}, 0);
   if (!graph_.bandwidth.duplex) at_least(std::move(both), 0);
+}
+
+/// Of a job the column that says that its copy has ended when a stage starts, or -1.
+int JointProgram::ended_by(const Job& job, int stage) const {
+  for (const int g : job.gaps) {
+    const GapColumns& gap = columns_[g];
+    if (!gaps_[g].wraps && gaps_[g].to <= stage) return gap.host;
+    const auto later = gap.ended.upper_bound(stage);
+    if (later != gap.ended.begin()) return std::prev(later)->second;
+  }
+  return -1;
+}
+
+/// All copies to the host of what is made by node k or later that have ended when a stage starts lie between the two,
+/// one after the other. Says in one row what `awaited` says of each copy and, of parts of copies, says only with those.
+void JointProgram::add_offload_load() {
+  for (int stage = 0; stage < stages_; ++stage) {
+    if (!tight_[stage]) continue;
+    std::map<int, Entries> made_by;
+    for (const Job& job : jobs_)
+      if (const int column = ended_by(job, stage); column >= 0 && job.made_by < stage && !job.optional)
+        made_by[job.made_by].emplace_back(column, -time(to_host_s(job.tensor)));
+    Entries load = {{start_[stage], 1}};
+    const int apart = stages_ > kSmall ? 1 + static_cast<int>(made_by.size()) / kOffloadStarts : 1;
+    int left = static_cast<int>(made_by.size());
+    for (auto made = made_by.rbegin(); made != made_by.rend(); ++made) {
+      load.insert(load.end(), made->second.begin(), made->second.end());
+      if (--left % apart != 0) continue;
+      Entries since = load;
+      const int node = made->first;
+      double made_s = 0;
+      if (node >= 0) {
+        since.emplace_back(start_[node], -1);
+        add_algorithm_time(since, node, -1);
+        if (choice_[node].empty()) made_s = graph_.nodes[node].algorithms[only_[node]].time_s;
+      }
+      at_least(std::move(since), time(made_s));
+    }
+  }
 }
 
 /// What a gap's tensor takes at a stage within the gap (of one that starts on the host this is in place of what the gap

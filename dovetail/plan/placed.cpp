@@ -7,10 +7,13 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/plan/search.h"
 
 namespace dovetail::plan {
 
-PlacedSolution solve_placed(const Graph& graph, const SolveOptions& options) {
+namespace {
+
+PlacedSolution search_placed(const Graph& graph, const SolveOptions& options) {
   constexpr int kTimes = 6;
   const double started_s = now_seconds(), deadline_s = started_s + options.time_limit_s;
   Graph within = graph;
@@ -36,6 +39,25 @@ PlacedSolution solve_placed(const Graph& graph, const SolveOptions& options) {
                               "memory that one takes is {} bytes",
                               graph.budget_bytes, least_bytes),
                   "raise the budget a little");
+}
+
+}  // namespace
+
+PlacedSolution solve_placed(const Graph& graph, const SolveOptions& options, const PlanCache& cache) {
+  PlacedSolution out;
+  out.bound_s = least_s(graph);
+  const auto place = [&](const Solution& solution) {
+    out.layout = lay_out(graph, solution.schedule.plan, solution.schedule.timeline);
+    return out.layout.bytes + graph.base_bytes <= graph.budget_bytes;
+  };
+  out.solution = solve_known(cache, graph, options, place, [&](const Graph& within, const SolveOptions& next) {
+    PlacedSolution made = search_placed(within, next);
+    out.bound_s = made.bound_s;
+    return std::move(made.solution);
+  });
+  out.bound_s = std::min(out.bound_s, out.solution.schedule.expected_s);
+  DOVETAIL_CHECK(place(out.solution), "a placed plan of {} bytes", out.layout.bytes);
+  return out;
 }
 
 }  // namespace dovetail::plan

@@ -2,6 +2,7 @@
 
 #include "dovetail/plan/joint.h"
 #include "dovetail/plan/layout.h"
+#include "dovetail/plan/plan_cache.h"
 
 namespace dovetail::plan {
 
@@ -13,7 +14,7 @@ struct PlacedSolution {
 
 /// A plan whose places and base bytes all lie within `graph.budget_bytes`. What a plan holds at a time may be less than
 /// the memory that its places span, where they leave gaps between them: then `solve_jointly` is asked for less, up to
-/// five times. The time limit holds for all. UserError as `solve`.
-PlacedSolution solve_placed(const Graph& graph, const SolveOptions& options);
+/// five times. The time limit holds for all. Never slower than one that `cache` has of this step. UserError as `solve`.
+PlacedSolution solve_placed(const Graph& graph, const SolveOptions& options, const PlanCache& cache = PlanCache({}));
 
 }  // namespace dovetail::plan

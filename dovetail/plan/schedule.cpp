@@ -103,17 +103,21 @@ bool Scheduler::is_moot(const Decisions& decisions, int gap) const {
   return gaps_[gap].from < 0 && wrapped >= 0 && wrapped != gap && decisions.gaps[wrapped] == Keep::kHost;
 }
 
-/// Of each gap the node before which its fetch is issued. Fetches, the last one first: each as late as lets it end
-/// before its reader and before the fetch after it, but no earlier than memory allows. `held`: bytes at each node.
+/// Of each gap the node before which its fetch is issued, no earlier than memory allows; `held`: bytes at each node. By
+/// Order::kLastFirst each as late as lets it end before its reader and before the fetch after it, the last one first;
+/// by kFirstFirst each as early as can be, the first one first.
 std::vector<int> Scheduler::times_of_fetches(const Decisions& decisions, const std::vector<int>& needed_at,
-                                             std::vector<int64_t> held, int64_t budget_bytes) const {
+                                             std::vector<int64_t> held, int64_t budget_bytes, Order order) const {
   std::vector<int> out(gaps_.size()), away;
   for (size_t g = 0; g < gaps_.size(); ++g) {
     out[g] = gaps_[g].to;
     if (decisions.gaps[g] == Keep::kHost && !is_moot(decisions, static_cast<int>(g)))
       away.push_back(static_cast<int>(g));
   }
-  std::stable_sort(away.begin(), away.end(), [&](int a, int b) { return needed_at[a] > needed_at[b]; });
+  const bool last_first = order == Order::kLastFirst;
+  std::stable_sort(away.begin(), away.end(), [&](int a, int b) {
+    return last_first ? needed_at[a] > needed_at[b] : needed_at[a] < needed_at[b];
+  });
   double next_s = std::numeric_limits<double>::infinity();
   std::vector<double> start_s(graph_.nodes.size());
   for (size_t n = 0; n + 1 < start_s.size(); ++n)
@@ -127,7 +131,8 @@ std::vector<int> Scheduler::times_of_fetches(const Decisions& decisions, const s
     for (int n = at; n < gap.to; ++n) held[n] += bytes;
     next_s = std::min(next_s, start_s[at]) - static_cast<double>(bytes) / graph_.bandwidth.to_device;
     const int first = gap.wraps ? 0 : gap.from + 1;
-    while (at > first && start_s[at] > next_s && held[at - 1] + bytes <= budget_bytes) held[--at] += bytes;
+    while (at > first && (!last_first || start_s[at] > next_s) && held[at - 1] + bytes <= budget_bytes)
+      held[--at] += bytes;
     out[g] = at;
   }
   return out;
@@ -149,7 +154,7 @@ std::optional<Schedule> Scheduler::schedule(const Decisions& decisions, int64_t 
     if (misfit != nullptr) *misfit = late.misfit();
     return std::nullopt;
   }
-  const std::vector<int64_t> held = late.schedule().slot_bytes;
+  const std::vector<int64_t> held = late.schedule().slot_bytes, settled = late.schedule().settled_bytes;
   std::optional<Schedule> out;
   // All are plans; fetching early is the faster one but for what it may make others wait.
   const auto offer = [&](Walk& walk) {
@@ -160,12 +165,19 @@ std::optional<Schedule> Scheduler::schedule(const Decisions& decisions, int64_t 
     made.expected_s = expected_s(graph_, made.plan, made.timeline);
     if (!out || made.expected_s < out->expected_s) out = std::move(made);
   };
-  std::vector<std::vector<int>> fetch_ats = {times_of_fetches(decisions, at_end, held, budget_bytes)};
-  if (late.needed_at() != at_end)
-    fetch_ats.push_back(times_of_fetches(decisions, late.needed_at(), held, budget_bytes));
-  for (const std::vector<int>& fetch_at : fetch_ats) {
-    Walk timely(*this, decisions, fetch_at, budget_bytes);
-    if (timely.run()) offer(timely);
+  std::vector<std::pair<std::vector<int>, bool>> tried;
+  const auto attempt = [&](const std::vector<int>& needed_at, const std::vector<int64_t>& bytes, Order order,
+                           bool patient) {
+    tried.emplace_back(times_of_fetches(decisions, needed_at, bytes, budget_bytes, order), patient);
+    if (std::find(tried.begin(), tried.end() - 1, tried.back()) != tried.end() - 1) return;
+    Walk walk(*this, decisions, tried.back().first, budget_bytes, patient);
+    if (walk.run()) offer(walk);
+  };
+  attempt(at_end, held, Order::kLastFirst, /*patient=*/false);
+  attempt(late.needed_at(), held, Order::kLastFirst, /*patient=*/false);
+  if (std::find(decisions.gaps.begin(), decisions.gaps.end(), Keep::kHost) != decisions.gaps.end()) {
+    attempt(late.needed_at(), settled, Order::kLastFirst, /*patient=*/true);
+    attempt(late.needed_at(), settled, Order::kFirstFirst, /*patient=*/true);
   }
   offer(late);
   return out;

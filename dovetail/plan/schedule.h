@@ -56,9 +56,10 @@ struct Misfit {
   int64_t bytes = 0;
 };
 
-/// Copies start as soon as their tensor is there, fetches as late as hides them where memory allows that, else later; a
-/// node waits for copies that leave where it would not fit otherwise. What starts on the host is back there when the
-/// step ends: its last copy counts in the makespan. The result has passed `check`.
+/// Copies start as soon as their tensor is there. Fetches start as late as hides them where memory allows that, else
+/// later; or, if that is the faster plan, as soon as copies that leave make room for them, also while nodes wait for
+/// it. A node waits for copies that leave where it would not fit otherwise. What starts on the host is back there when
+/// the step ends: its last copy counts in the makespan. The result has passed `check`.
 class Scheduler {
  public:
   explicit Scheduler(const Graph& graph);
@@ -74,8 +75,9 @@ class Scheduler {
   int wrapped_gap(int tensor) const { return wrapped_gap_[tensor]; }
 
  private:
+  enum class Order { kLastFirst, kFirstFirst };
   std::vector<int> times_of_fetches(const Decisions& decisions, const std::vector<int>& needed_at,
-                                    std::vector<int64_t> held, int64_t budget_bytes) const;
+                                    std::vector<int64_t> held, int64_t budget_bytes, Order order) const;
 
   friend class Walk;
   friend class JointProgram;

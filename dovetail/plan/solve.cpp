@@ -49,6 +49,7 @@ void begin(const Graph& graph, const SolveOptions& options, int64_t floor_bytes,
 
 Solution finish(const Graph& graph, Search& search, double started_s) {
   Solution out = std::move(*search.best());
+  out.budget_bytes = graph.budget_bytes;
   out.bound_s = least_s(graph);
   out.complete = search.in_time();
   out.seconds = now_seconds() - started_s;
@@ -149,6 +150,7 @@ std::vector<Solution> solve_each(const Graph& graph, const SolveOptions& options
     if (!out.empty() && made.schedule.expected_s > out.back().schedule.expected_s) {
       made.decisions = out.back().decisions;
       made.schedule = out.back().schedule;
+      made.budget_bytes = out.back().budget_bytes;
     }
     next.start = made.decisions;
     out.push_back(std::move(made));

@@ -21,9 +21,10 @@ struct SolveOptions {
 struct Solution {
   Decisions decisions;
   Schedule schedule;
-  double bound_s = 0;    ///< no plan ends earlier: every node once, by its fastest algorithm
-  double seconds = 0;    ///< of solving
-  bool complete = true;  ///< false: the time limit ended the search
+  int64_t budget_bytes = 0;  ///< that the decisions were scheduled for
+  double bound_s = 0;        ///< no plan ends earlier: every node once, by its fastest algorithm
+  double seconds = 0;        ///< of solving
+  bool complete = true;      ///< false: the time limit ended the search
 };
 
 /// The memory that no plan of these options gets below, and the node that needs it: what it reads and writes, its least

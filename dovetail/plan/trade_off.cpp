@@ -1,18 +1,24 @@
 #include "dovetail/plan/trade_off.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "dovetail/base/error.h"
+#include "dovetail/plan/placed.h"
 
 namespace dovetail::plan {
 namespace {
 
-/// Of the budget of `graph`; nothing where the search finds no plan in its time.
-std::optional<Solution> try_to_solve(const Graph& graph, const SolveOptions& options) {
+int64_t placed_bytes(const Graph& graph, const Solution& solution) {
+  return lay_out(graph, solution.schedule.plan, solution.schedule.timeline).bytes + graph.base_bytes;
+}
+
+/// Of the budget of `graph`; nothing where the search finds none in its time.
+std::optional<Solution> try_to_place(const Graph& graph, const SolveOptions& options) {
   try {
-    return solve(graph, options);
+    return solve_placed(graph, options).solution;
   } catch (const UserError&) {
     return std::nullopt;
   }
@@ -31,17 +37,17 @@ std::vector<TradeOff> trade_off(const Graph& graph, const SolveOptions& options,
   for (const int64_t budget : asked) {
     within.budget_bytes = budget;
     std::optional<Solution> found;
-    if (budget == graph.budget_bytes)
+    if (budget == graph.budget_bytes && placed_bytes(graph, known) <= budget)
       found = known;
     else
-      found = try_to_solve(within, next);
-    if (!found) continue;
-    double expected_s = found->schedule.expected_s;
-    if (!curve.empty() && curve.back().expected_s <= expected_s)
-      expected_s = curve.back().expected_s;  // the plan of less memory is one of more
-    else
-      next.start = found->decisions;
-    curve.push_back({budget, expected_s});
+      found = try_to_place(within, next);
+    const bool faster = found && (curve.empty() || found->schedule.expected_s < curve.back().expected_s);
+    if (faster) {
+      curve.push_back({budget, found->schedule.expected_s, placed_bytes(within, *found)});
+      next.start = std::move(found->decisions);
+    } else if (!curve.empty()) {  // the plan of less memory is one of more
+      curve.push_back({budget, curve.back().expected_s, curve.back().placed_bytes});
+    }
   }
   return curve;
 }
@@ -49,7 +55,8 @@ std::vector<TradeOff> trade_off(const Graph& graph, const SolveOptions& options,
 nlohmann::ordered_json to_json(const std::vector<TradeOff>& curve) {
   nlohmann::ordered_json json = nlohmann::ordered_json::array();
   for (const TradeOff& point : curve)
-    json.push_back({{"budget_bytes", point.budget_bytes}, {"expected_s", point.expected_s}});
+    json.push_back(
+        {{"budget_bytes", point.budget_bytes}, {"expected_s", point.expected_s}, {"placed_bytes", point.placed_bytes}});
   return json;
 }
 

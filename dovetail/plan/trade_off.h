@@ -12,11 +12,14 @@ namespace dovetail::plan {
 struct TradeOff {
   int64_t budget_bytes = 0;
   double expected_s = 0;
+  int64_t placed_bytes = 0;  ///< what the places of its plan's tensors span, with the graph's base bytes
 };
 
 /// The time of a step against its budget: of `budgets` evenly spaced from above the floor to `keep_all_bytes`, and of
-/// the graph's own, for which `known` is the plan. Each is searched for `options.time_limit_s`, from the plan of the
-/// budget below it on, so the time never rises with the budget; a budget for which no plan is found is left out.
+/// the graph's own, for which `known` is the plan if its tensors find places there. Each point is that of a plan whose
+/// tensors do (plan/placed.h), so of one that can be run; it is searched for `options.time_limit_s`, from the plan of
+/// the budget below it on, so the time never rises with the budget. Budgets below the first one for which a plan is
+/// found are left out.
 std::vector<TradeOff> trade_off(const Graph& graph, const SolveOptions& options, int64_t keep_all_bytes, int budgets,
                                 const Solution& known);
 

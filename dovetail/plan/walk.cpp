@@ -37,12 +37,13 @@ void Level::forget_before(double time_s) {
 }
 
 Walk::Walk(const Scheduler& scheduler, const Decisions& decisions, const std::vector<int>& fetch_at,
-           int64_t budget_bytes)
+           int64_t budget_bytes, bool patient)
     : s_(scheduler),
       graph_(scheduler.graph_),
       decisions_(decisions),
       fetch_at_(fetch_at),
       budget_(budget_bytes),
+      patient_(patient),
       now_(graph_.tensors.size()),
       gap_of_(graph_.tensors.size(), -1),
       version_(graph_.tensors.size()) {
@@ -176,7 +177,7 @@ bool Walk::fetch(int t, bool must) {
   double start = copy_start(to_device_free_s_, now.host_ready_s);
   const double duration = static_cast<double>(bytes_of(t)) / graph_.bandwidth.to_device;
   Action action{.op = Op::kPrefetch, .tensor = t};
-  if (!must && level_.most(start, start + duration, bytes_of(t), 0) > budget_) return false;
+  if (!must && !patient_ && level_.most(start, start + duration, bytes_of(t), 0) > budget_) return false;
   if (!fit(start, duration, bytes_of(t), 0, action.waits)) return false;
   const double end = start + duration;
   to_device_free_s_ = end;

@@ -27,8 +27,10 @@ class Level {
 /// `check`. What it is given must outlive it.
 class Walk {
  public:
-  /// `fetch_at`: of each gap the node before which its fetch is issued at the earliest.
-  Walk(const Scheduler& scheduler, const Decisions& decisions, const std::vector<int>& fetch_at, int64_t budget_bytes);
+  /// `fetch_at`: of each gap the node before which its fetch is issued at the earliest; a fetch in advance that does
+  /// not fit then waits for copies that leave, if it is `patient`, else until before the next node.
+  Walk(const Scheduler& scheduler, const Decisions& decisions, const std::vector<int>& fetch_at, int64_t budget_bytes,
+       bool patient = false);
 
   /// False with misfit() where it does not work out.
   bool run();
@@ -83,6 +85,7 @@ class Walk {
   size_t fetched_ = 0;                         // of these: waiting_ has been told
   size_t runs_ = 0;
   const int64_t budget_;
+  const bool patient_;
   std::vector<Now> now_;
   std::vector<int> gap_of_;                // of each tensor: the gap that it is in, away from the device
   std::vector<int> version_;               // of each tensor: 1 + the node that wrote it last, 0: none

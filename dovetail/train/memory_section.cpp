@@ -7,6 +7,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/plan/budget.h"
+#include "dovetail/plan/plan_cache.h"
 #include "dovetail/train/config.h"
 
 namespace dovetail {
@@ -51,7 +52,10 @@ void check_memory(const RunConfig& config) {
 }
 
 PlannedStep::Options planned_step_options(const MemorySection& memory) {
-  PlannedStep::Options out{.budget = memory.budget, .folder = memory.folder, .solve_s = memory.solve_s};
+  PlannedStep::Options out{.budget = memory.budget,
+                           .folder = memory.folder,
+                           .plans = plan::PlanCache::default_folder(),
+                           .solve_s = memory.solve_s};
   for (const auto& [name, allowed] : PlannedStep::kTechniques)
     out.*allowed = std::find(memory.allow.begin(), memory.allow.end(), name) != memory.allow.end();
   return out;

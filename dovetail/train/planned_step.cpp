@@ -86,7 +86,7 @@ struct PlannedStep::State {
   plan::Solution solve(double time_limit_s) {
     plan::SolveOptions how = solve_options(options);
     how.time_limit_s = time_limit_s;
-    plan::Solution solution = plan::solve_placed(graph.graph, how).solution;
+    plan::Solution solution = plan::solve_placed(graph.graph, how, plan::PlanCache(options.plans)).solution;
     plan = solution.schedule.plan;
     solved_s += solution.seconds;
     return solution;

@@ -54,6 +54,7 @@ class PlannedStep {
     std::filesystem::path folder;  ///< where tensors are offloaded to; empty: memory beyond the budget
     /// kTechniques. `compress_mxfp8` changes the results, the others do not (plan/packable.h).
     bool offload = true, recompute = true, compress = true, compress_mxfp8 = false, algorithms = true;
+    std::filesystem::path plans = {};   ///< of plans that were made before (plan/plan_cache.h); empty: none
     double solve_s = 30;                ///< of solving, at most, each of the two plans
     int curve_budgets = kCurveBudgets;  ///< that the step's time is found for beside, each for a thirtieth of solve_s
     std::shared_ptr<plan::PagedAllocations> paged =

@@ -9,6 +9,8 @@
 
 #include "dovetail/plan/fit.h"
 #include "dovetail/plan/memory_use.h"
+#include "dovetail/plan/packing.h"
+#include "dovetail/plan/placed.h"
 #include "dovetail/plan/profile.h"
 #include "dovetail/plan/step_graph.h"
 #include "dovetail/plan/trade_off.h"
@@ -242,15 +244,34 @@ TEST(Fit, BelowTheFloorNamesTheOperationAndItsParts) {
                "2.00 MiB, workspace 512 B)");
 }
 
-TEST(TradeOff, NeverRisesWithTheBudgetAndHoldsThePlanAskedFor) {
+/// A random step whose tensors are as large as addresses are apart.
+Graph placeable_step(Random& random) {
+  Graph graph = random_step(random, 5);
+  for (GraphTensor& tensor : graph.tensors) tensor.bytes *= kAlignment;
+  for (GraphNode& node : graph.nodes)
+    for (Algorithm& algorithm : node.algorithms) algorithm.workspace_bytes *= kAlignment;
+  graph.bandwidth.to_host *= kAlignment;
+  graph.bandwidth.to_device *= kAlignment;
+  for (Codec& codec : graph.codecs) {
+    codec.encode_bytes_per_s *= kAlignment;
+    codec.decode_bytes_per_s *= kAlignment;
+  }
+  return graph;
+}
+
+TEST(TradeOff, NeverRisesWithTheBudgetAndEachPointCanBeRun) {
   Random random(4);
   for (int round = 0; round < 4; ++round) {
-    Graph graph = random_step(random, 5);
+    Graph graph = placeable_step(random);
     const int64_t floor = floor_of(graph, {}).bytes, all = check(graph, keep_all(graph)).peak_bytes;
     graph.budget_bytes = (floor + all) / 2;
-    const Solution known = solve(graph, {.time_limit_s = 0.5});
+    const Solution known = solve_placed(graph, {.time_limit_s = 0.5}).solution;
     const auto curve = trade_off(graph, {.time_limit_s = 0.2}, all, 4, known);
     ASSERT_GE(curve.size(), 3);
+    for (const TradeOff& point : curve) {
+      EXPECT_GT(point.placed_bytes, 0);
+      EXPECT_LE(point.placed_bytes, point.budget_bytes);
+    }
     for (size_t i = 1; i < curve.size(); ++i) {
       EXPECT_GT(curve[i].budget_bytes, curve[i - 1].budget_bytes);
       EXPECT_LE(curve[i].expected_s, curve[i - 1].expected_s);

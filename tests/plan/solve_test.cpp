@@ -60,7 +60,7 @@ TEST(Solve, FindsAPlanWheneverAnyDecisionsGiveOne) {
 TEST(Solve, MoreMemoryAndMoreTechniquesAreNeverSlower) {
   Random random(13);
   for (int round = 0; round < 2; ++round) {
-    Graph graph = random_step(random, 5);
+    Graph graph = random_step(random, 4);
     const int64_t floor = floor_of(graph, {}).bytes, all = keep_all_peak(graph);
     std::optional<Decisions> start;
     double before = std::numeric_limits<double>::infinity();

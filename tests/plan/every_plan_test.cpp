@@ -1,0 +1,68 @@
+#include "tests/plan/every_plan.h"
+
+#include <gtest/gtest.h>
+
+#include "dovetail/base/error.h"
+#include "dovetail/plan/check.h"
+#include "dovetail/plan/joint.h"
+#include "dovetail/plan/profile.h"
+#include "tests/plan/random_graph.h"
+
+namespace dovetail::plan {
+namespace {
+
+constexpr int kRounds = 60, kDecided = 50;
+constexpr size_t kNodes = 8;
+constexpr int64_t kStates = 200'000;
+constexpr double kEqual = 1e-9;
+
+/// A step of at most eight nodes at a budget between its floor and what keeping all takes; half of them have state,
+/// half codecs.
+Graph tight_small_step(Random& random) {
+  while (true) {
+    Graph graph = random_step(random, draw(random, 2, 3));
+    if (draw(random, 0, 1) == 0) add_state(random, graph);
+    if (graph.nodes.size() > kNodes) continue;
+    if (draw(random, 0, 1) == 0) graph.codecs.clear();
+    const int64_t all = check(graph, keep_all(graph)).peak_bytes, floor = floor_of(graph, {}).bytes;
+    graph.budget_bytes = floor + (all - floor) * draw(random, 1, 9) / 10;
+    return graph;
+  }
+}
+
+TEST(EveryPlan, TheFastestOfThemIsTheSolvers) {
+  Random random(31);
+  int decided = 0, slower_than_free = 0;
+  size_t most_nodes = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    const Graph graph = tight_small_step(random);
+    SCOPED_TRACE(round);
+    Solution made;
+    try {
+      made = solve_jointly(graph, {}, {.time_limit_s = 0.5, .relative_gap = 0}).solution;
+    } catch (const UserError&) {
+      EXPECT_FALSE(EveryPlan(graph, std::numeric_limits<double>::infinity(), kStates).best()) << "the solver has none";
+      continue;
+    }
+    const double joint_s = made.schedule.timeline.makespan_s;
+    const EveryPlan every(graph, joint_s * (1 + 1e-6), kStates);
+    if (every.best()) {
+      EXPECT_NEAR(check(graph, *every.best()).makespan_s, every.best_s(), kEqual);
+      EXPECT_GE(every.best_s(), joint_s - kEqual) << "a faster one than the solver's";
+    }
+    if (!every.complete()) continue;
+    ASSERT_TRUE(every.best()) << "the solver's is not among them";
+    EXPECT_NEAR(every.best_s(), joint_s, kEqual);
+    ++decided;
+    slower_than_free += joint_s > made.bound_s + kEqual ? 1 : 0;
+    most_nodes = std::max(most_nodes, graph.nodes.size());
+  }
+  RecordProperty("decided", decided);
+  RecordProperty("slower_than_free", slower_than_free);
+  EXPECT_GE(decided, kDecided);
+  EXPECT_GE(slower_than_free, kDecided / 2);  // the budget is of consequence
+  EXPECT_EQ(most_nodes, kNodes);
+}
+
+}  // namespace
+}  // namespace dovetail::plan
