@@ -46,7 +46,11 @@ bool is_too_large(const Graph& graph, const Scheduler& scheduler) {
 class JointSearch {
  public:
   JointSearch(const Graph& graph, const SolveOptions& options, const MilpOptions& milp)
-      : graph_(graph), options_(options), milp_(milp), scheduler_(graph), search_(graph, options_) {}
+      : graph_(graph),
+        options_(options),
+        milp_(milp),
+        scheduler_(graph, options.fetches_wait),
+        search_(graph, options_) {}
 
   JointSolution run() {
     const double started_s = now_seconds();

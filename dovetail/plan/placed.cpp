@@ -44,13 +44,15 @@ PlacedSolution search_placed(const Graph& graph, const SolveOptions& options) {
 }  // namespace
 
 PlacedSolution solve_placed(const Graph& graph, const SolveOptions& options, const PlanCache& cache) {
+  SolveOptions how = options;
+  how.fetches_wait = false;
   PlacedSolution out;
   out.bound_s = least_s(graph);
   const auto place = [&](const Solution& solution) {
     out.layout = lay_out(graph, solution.schedule.plan, solution.schedule.timeline);
     return out.layout.bytes + graph.base_bytes <= graph.budget_bytes;
   };
-  out.solution = solve_known(cache, graph, options, place, [&](const Graph& within, const SolveOptions& next) {
+  out.solution = solve_known(cache, graph, how, place, [&](const Graph& within, const SolveOptions& next) {
     PlacedSolution made = search_placed(within, next);
     out.bound_s = made.bound_s;
     return std::move(made.solution);

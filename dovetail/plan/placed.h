@@ -14,7 +14,8 @@ struct PlacedSolution {
 
 /// A plan whose places and base bytes all lie within `graph.budget_bytes`. What a plan holds at a time may be less than
 /// the memory that its places span, where they leave gaps between them: then `solve_jointly` is asked for less, up to
-/// five times. The time limit holds for all. Never slower than one that `cache` has of this step. UserError as `solve`.
+/// five times. The time limit holds for all. Never slower than one that `cache` has of this step.
+/// Fetches do not wait (SolveOptions::fetches_wait), whatever the options say. UserError as `solve`.
 PlacedSolution solve_placed(const Graph& graph, const SolveOptions& options, const PlanCache& cache = PlanCache({}));
 
 }  // namespace dovetail::plan

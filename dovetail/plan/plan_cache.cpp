@@ -104,7 +104,7 @@ Solution solve_known(const PlanCache& cache, const Graph& graph, const SolveOpti
                      const std::function<bool(const Solution&)>& fits,
                      const std::function<Solution(const Graph&, const SolveOptions&)>& one) {
   const double started_s = now_seconds();
-  const Scheduler scheduler(graph);
+  const Scheduler scheduler(graph, options.fetches_wait);
   std::optional<Solution> best;
   for (const PlanCache::Known& known : cache.find(graph, options)) {
     const int64_t budget_bytes = std::min(known.budget_bytes, graph.budget_bytes);

@@ -57,8 +57,9 @@ bool may_be_packed(const Graph& graph, const Gap& gap, int codec) {
          graph.may_be_packed(gap.tensor, codec);
 }
 
-Scheduler::Scheduler(const Graph& graph)
+Scheduler::Scheduler(const Graph& graph, bool fetches_wait)
     : graph_(graph),
+      fetches_wait_(fetches_wait),
       unlimited_(without_budget(graph)),
       gaps_(find_gaps(graph)),
       gaps_from_(graph.nodes.size() + 1),
@@ -175,7 +176,7 @@ std::optional<Schedule> Scheduler::schedule(const Decisions& decisions, int64_t 
   };
   attempt(at_end, held, Order::kLastFirst, /*patient=*/false);
   attempt(late.needed_at(), held, Order::kLastFirst, /*patient=*/false);
-  if (std::find(decisions.gaps.begin(), decisions.gaps.end(), Keep::kHost) != decisions.gaps.end()) {
+  if (fetches_wait_ && std::find(decisions.gaps.begin(), decisions.gaps.end(), Keep::kHost) != decisions.gaps.end()) {
     attempt(late.needed_at(), settled, Order::kLastFirst, /*patient=*/true);
     attempt(late.needed_at(), settled, Order::kFirstFirst, /*patient=*/true);
   }

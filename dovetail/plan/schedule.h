@@ -62,7 +62,9 @@ struct Misfit {
 /// the step ends: its last copy counts in the makespan. The result has passed `check`.
 class Scheduler {
  public:
-  explicit Scheduler(const Graph& graph);
+  /// `fetches_wait`: fetches may be listed before there is memory for them, and wait for copies that leave. Such a plan
+  /// may need more memory for its places (plan/layout.h), which are held from where an action is listed.
+  explicit Scheduler(const Graph& graph, bool fetches_wait = true);
   const std::vector<Gap>& gaps() const { return gaps_; }
   /// Within `budget_bytes`, or nothing; nothing either if nodes would run sixteen times and more on average, as those
   /// do that are made again from what is made again.
@@ -82,6 +84,7 @@ class Scheduler {
   friend class Walk;
   friend class JointProgram;
   const Graph& graph_;
+  const bool fetches_wait_;
   const Graph unlimited_;  // without a budget
   std::vector<Gap> gaps_;
   std::vector<std::vector<int>> gaps_from_;  // by node + 1

@@ -81,7 +81,7 @@ bool may_be_offloaded(const Graph& graph, const Gap& gap, const SolveOptions& al
 Search::Search(const Graph& graph, const SolveOptions& options)
     : graph_(graph),
       options_(options),
-      scheduler_(graph),
+      scheduler_(graph, options.fetches_wait),
       alike_(alike(graph, scheduler_.gaps())),
       started_s_(now_seconds()) {}
 

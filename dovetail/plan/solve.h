@@ -13,6 +13,7 @@ struct SolveOptions {
   bool offload = true, recompute = true, compress = true;
   bool across_steps = true;        ///< what is offloaded may be parameters and state over the end of the step
   bool algorithms = true;          ///< choose them; else each node takes its fastest
+  bool fetches_wait = true;        ///< Scheduler
   int64_t least_bytes = 0;         ///< tensors below this stay where they are
   double time_limit_s = 10;        ///< an answer that has been found by then is the answer
   std::optional<Decisions> start;  ///< tried as they are, beside what the search finds

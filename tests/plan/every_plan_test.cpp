@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+#include <optional>
+
 #include "dovetail/base/error.h"
 #include "dovetail/plan/check.h"
 #include "dovetail/plan/joint.h"
@@ -11,9 +14,9 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr int kRounds = 60, kDecided = 50;
+constexpr int kRounds = 64, kDecided = 50;
 constexpr size_t kNodes = 8;
-constexpr int64_t kStates = 200'000;
+constexpr int64_t kStates = 300'000;
 constexpr double kEqual = 1e-9;
 
 /// A step of at most eight nodes at a budget between its floor and what keeping all takes; half of them have state,
@@ -30,6 +33,27 @@ Graph tight_small_step(Random& random) {
   }
 }
 
+/// The solver's plan of a step and what is found beside it. How far the solver comes in its time depends on the
+/// machine's load: where a faster plan is found it has more.
+struct Compared {
+  std::optional<Solution> made;
+  std::optional<EveryPlan> every;
+  double joint_s() const { return made->schedule.timeline.makespan_s; }
+  bool is_beaten() const { return every->best() && every->best_s() < joint_s() - kEqual; }
+};
+void compare(const Graph& graph, Compared& out) {
+  for (const double limit_s : {0.3, 10.0}) {
+    try {
+      out.made = solve_jointly(graph, {}, {.time_limit_s = limit_s, .relative_gap = 0}).solution;
+      out.every.emplace(graph, out.joint_s() * (1 + 1e-6), kStates);
+      if (!out.is_beaten()) return;
+    } catch (const UserError&) {
+      out.every.emplace(graph, std::numeric_limits<double>::infinity(), kStates);
+      if (!out.every->best()) return;
+    }
+  }
+}
+
 TEST(EveryPlan, TheFastestOfThemIsTheSolvers) {
   Random random(31);
   int decided = 0, slower_than_free = 0;
@@ -37,24 +61,19 @@ TEST(EveryPlan, TheFastestOfThemIsTheSolvers) {
   for (int round = 0; round < kRounds; ++round) {
     const Graph graph = tight_small_step(random);
     SCOPED_TRACE(round);
-    Solution made;
-    try {
-      made = solve_jointly(graph, {}, {.time_limit_s = 0.5, .relative_gap = 0}).solution;
-    } catch (const UserError&) {
-      EXPECT_FALSE(EveryPlan(graph, std::numeric_limits<double>::infinity(), kStates).best()) << "the solver has none";
-      continue;
-    }
-    const double joint_s = made.schedule.timeline.makespan_s;
-    const EveryPlan every(graph, joint_s * (1 + 1e-6), kStates);
+    Compared both;
+    compare(graph, both);
+    const EveryPlan& every = *both.every;
     if (every.best()) {
       EXPECT_NEAR(check(graph, *every.best()).makespan_s, every.best_s(), kEqual);
-      EXPECT_GE(every.best_s(), joint_s - kEqual) << "a faster one than the solver's";
+      ASSERT_TRUE(both.made) << "the solver has none";
+      EXPECT_FALSE(both.is_beaten()) << every.best_s() << " in place of " << both.joint_s();
     }
-    if (!every.complete()) continue;
+    if (!both.made || !every.complete()) continue;
     ASSERT_TRUE(every.best()) << "the solver's is not among them";
-    EXPECT_NEAR(every.best_s(), joint_s, kEqual);
+    EXPECT_NEAR(every.best_s(), both.joint_s(), kEqual);
     ++decided;
-    slower_than_free += joint_s > made.bound_s + kEqual ? 1 : 0;
+    slower_than_free += both.joint_s() > both.made->bound_s + kEqual ? 1 : 0;
     most_nodes = std::max(most_nodes, graph.nodes.size());
   }
   RecordProperty("decided", decided);
