@@ -28,6 +28,8 @@ HWY_INLINE void add_columns(const float* x, int64_t dim, const int32_t* order, i
   const DoubleTag d;
   const HalfTag half;
   const auto there = hn::FirstN(half, static_cast<size_t>(last));
+  // x * 1 + s is s + x on the units of products: those of sums have their hands full with the conversion of x.
+  const DoubleVector one = hn::Set(d, 1.0);
   DoubleVector s[kVectors];
 #pragma GCC unroll 16
   for (int v = 0; v < kVectors; ++v) s[v] = hn::LoadU(d, sums + v * kDoubles);
@@ -35,9 +37,9 @@ HWY_INLINE void add_columns(const float* x, int64_t dim, const int32_t* order, i
     const float* from = x + order[i] * dim;
     ask();
 #pragma GCC unroll 16
-    for (int v = 0; v < kVectors - 1; ++v) s[v] = hn::Add(s[v], widen(from + v * kDoubles));
+    for (int v = 0; v < kVectors - 1; ++v) s[v] = hn::MulAdd(widen(from + v * kDoubles), one, s[v]);
     const auto tail = hn::MaskedLoad(there, half, from + (kVectors - 1) * kDoubles);
-    s[kVectors - 1] = hn::Add(s[kVectors - 1], hn::PromoteTo(d, tail));
+    s[kVectors - 1] = hn::MulAdd(hn::PromoteTo(d, tail), one, s[kVectors - 1]);
   }
 #pragma GCC unroll 16
   for (int v = 0; v < kVectors; ++v) hn::StoreU(s[v], d, sums + v * kDoubles);
