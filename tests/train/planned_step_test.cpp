@@ -4,123 +4,18 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <cmath>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "dovetail/base/error.h"
-#include "dovetail/plan/fit.h"
 #include "dovetail/plan/packing.h"
-#include "dovetail/train/expert_load.h"
-#include "dovetail/train/quantization.h"
-#include "dovetail/train/router_bias.h"
-#include "dovetail/train/step.h"
 #include "tests/base/temporary_folder.h"
+#include "tests/train/planned_training.h"
 
 namespace dovetail {
 namespace {
 
-constexpr int kSteps = 20;
-
-struct Case {
-  const char* name;
-  ModelConfig model;
-  at::ScalarType dtype = at::kFloat;
-  int64_t micro_batch = 4;
-  const char* budget = "0.7x";
-  const char* recipe = "fp32";
-  int64_t batch = 4;
-  void (*experts)(moe::Config&) = nullptr;  ///< what is special about them; null: a dense model
-};
-
-ModelConfig llama() { return {.layers = 3, .width = 128, .heads = 4, .context = 64}; }
-ModelConfig gpt2() {
-  ModelConfig config = llama();
-  config.positions = "learned";
-  config.norm = "layernorm";
-  config.activation = "gelu";
-  config.bias = true;
-  config.tied = true;
-  return config;
-}
-
-/// Of small weights and many tokens: what is kept for backward is most of a step.
-ModelConfig narrow() { return {.layers = 4, .width = 64, .heads = 2, .context = 64}; }
-Case quantized(const char* name, const char* recipe) { return {name, narrow(), at::kBFloat16, 16, "0.5x", recipe, 16}; }
-/// Of more tokens: nearer to the floor, which is the gradients of the largest product with their quantized operands.
-Case quantized_less(const char* name, const char* recipe) {
-  return {name, narrow(), at::kBFloat16, 32, "0.45x", recipe, 32};
-}
-
-Case mixture(const char* name, void (*experts)(moe::Config&), const char* recipe = "fp32", int64_t micro_batch = 16) {
-  const bool quantizes = std::string_view(recipe) != "fp32";
-  return {name, narrow(), quantizes ? at::kBFloat16 : at::kFloat, micro_batch, "0.7x", recipe, 16, experts};
-}
-
-ModelConfig model_of(const Case& of) {
-  ModelConfig config = of.model;
-  if (of.experts != nullptr) {
-    config.moe = {.experts = 6, .k = 2, .ffn_width = 64, .every = 2, .drop = "position", .pad_to_capacity = true};
-    of.experts(config.moe);
-  }
-  return resolve_model_config(config, 300);
-}
-
-struct Trained {
-  int64_t batch;
-  std::shared_ptr<Group> group = local_groups(1)[0];
-  std::shared_ptr<GPT> model;
-  std::optional<Optimizer> optimizer;
-  std::optional<Quantization> quantization;
-  std::optional<ExpertLoad> load;
-  std::optional<RouterBias> bias;
-  std::optional<TrainStep> step;
-
-  explicit Trained(const Case& of) : batch(of.batch) {
-    model = std::make_shared<GPT>(model_of(of));
-    initialize(*model, 3);
-    optimizer.emplace(*model, OptimizerSection{});
-    model->set_compute_dtype(of.dtype);
-    quantization.emplace(*model, PrecisionSection{.recipe = of.recipe}, of.recipe);
-    optimizer->bind(*model);
-    load.emplace(*model);
-    bias.emplace(*model);
-    step.emplace(model, *optimizer, group, StepOptions{.micro_batch = of.micro_batch, .clip = 0.5});
-  }
-
-  /// Other tokens, another number of targets and another rate in each step; step 12 is not finite.
-  StepOutcome run(int64_t number) {
-    torch::manual_seed(number);
-    at::Tensor tokens = torch::randint(0, 300, {batch, 65}, torch::kLong);
-    tokens.narrow(1, 60 - number, 3).fill_(-100);
-    at::Tensor norm = model->named_parameters()["norm.weight"].detach();
-    const at::Tensor good = norm.clone();
-    if (number == 12) norm.fill_(std::nan(""));
-    const auto seed = static_cast<uint64_t>(number);
-    quantization->begin_step(seed);
-    load->begin_step();
-    const StepOutcome outcome = step->run(tokens, 1e-3 / static_cast<double>(number), number == 15, {.seed = seed});
-    if (number == 12) norm.copy_(good);
-    if (!outcome.skipped) {
-      quantization->end_step(*group);
-      bias->end_step(*group);
-    }
-    return outcome;
-  }
-
-  /// What a step tells beside its outcome.
-  nlohmann::ordered_json told(int64_t number) {
-    return {quantization->statistics(number), load->statistics(number, *group)};
-  }
-  std::map<std::string, at::Tensor> tensors() const {
-    std::map<std::string, at::Tensor> all = optimizer->tensors();
-    all.merge(quantization->tensors());
-    all.merge(bias->tensors());
-    return all;
-  }
-};
+using namespace test;
 
 class PlannedTraining : public testing::TestWithParam<Case> {};
 
@@ -201,111 +96,6 @@ INSTANTIATE_TEST_SUITE_P(
                     mixture(
                         "bfloat16_experts", [](auto& moe) { moe.drop = "probability"; }, "bf16", 8)),
     [](const auto& info) { return info.param.name; });
-
-/// Options that allow these techniques alone.
-PlannedStep::Options allowing(const std::vector<std::string_view>& names) {
-  PlannedStep::Options out{.solve_s = 0.5, .curve_budgets = 0};
-  for (const auto& [name, allowed] : PlannedStep::kTechniques)
-    out.*allowed = std::find(names.begin(), names.end(), name) != names.end();
-  return out;
-}
-
-/// The options with a budget half-way between their floor and everything kept.
-PlannedStep::Options half_way(const Case& of, PlannedStep::Options options) {
-  options.budget = "1x";
-  Trained looked(of);
-  looked.step->plan_memory(options);
-  for (int i = 1; i <= 3; ++i) looked.run(i);
-  const plan::Graph& graph = looked.step->memory_plan()->graph();
-  const int64_t floor = plan::floor_of(graph, PlannedStep::solve_options(options)).bytes;
-  const int64_t kept = plan::keep_all_bytes(graph);
-  options.budget = std::to_string((floor + kept) / 2);
-  return options;
-}
-
-/// Of the techniques that show in actions: how often a plan has one.
-std::map<std::string_view, int> used(const PlannedStep& step) {
-  std::map<std::string_view, int> out = {{"offload", 0}, {"recompute", 0}, {"compress_mxfp8", 0}};
-  std::vector<int> runs(step.graph().nodes.size());
-  for (const plan::Action& action : step.view().plan.actions) {
-    out["offload"] += action.op == plan::Op::kOffload || action.op == plan::Op::kPrefetch;
-    out["compress_mxfp8"] += action.op == plan::Op::kCompress;
-    if (action.op == plan::Op::kCompute) out["recompute"] += runs[action.node]++ > 0;
-  }
-  return out;
-}
-
-TEST(PlannedStep, DoesWhatItIsAllowedAndNothingElse) {
-  const Case of{"llama", llama()};
-  for (const std::string_view only : {"offload", "recompute", "compress_mxfp8"}) {
-    SCOPED_TRACE(only);
-    Trained trained(of);
-    trained.step->plan_memory(half_way(of, allowing({only})));
-    for (int i = 1; i <= 8; ++i) trained.run(i);
-    for (const auto& [technique, times] : used(*trained.step->memory_plan()))
-      if (technique == only)
-        EXPECT_GT(times, 0);
-      else
-        EXPECT_EQ(times, 0) << technique;
-  }
-}
-
-TEST(PlannedStep, SaysWhichTechniquesWouldLowerTheFloor) {
-  const Case of{"llama", llama()};
-  const auto said = [&](const std::vector<std::string_view>& names) {
-    Trained trained(of);
-    PlannedStep::Options options = allowing(names);
-    options.budget = "1x";
-    trained.step->plan_memory(options);
-    for (int i = 1; i <= 3; ++i) trained.run(i);
-    return trained.step->memory_plan()->what_would_lower_the_floor();
-  };
-  EXPECT_EQ(said({}), "; \"offload\" or \"recompute\" or \"compress_mxfp8\" in memory.allow would lower the floor");
-  EXPECT_EQ(said({"offload", "recompute", "compress_mxfp8"}), "");
-}
-
-TEST(PlannedStep, WithLossTrainsWithinABoundOfTheSameTraining) {
-  for (const auto& [dtype, recipe] : {std::pair(at::kFloat, "fp32"), std::pair(at::kBFloat16, "mxfp8")}) {
-    SCOPED_TRACE(recipe);
-    const Case of{"lossy", narrow(), dtype, 16, "", recipe, 16};
-    Trained plain(of), lossy(of);
-    lossy.step->plan_memory(half_way(of, allowing({"compress_mxfp8"})));
-    int other = 0;
-    for (int i = 1; i <= kSteps; ++i) {
-      const double expected = plain.run(i).loss, loss = lossy.run(i).loss;
-      if (i == 12) continue;
-      EXPECT_NEAR(loss, expected, 0.01 * expected) << "step " << i;
-      other += loss != expected;
-    }
-    EXPECT_GT(other, kSteps / 2);
-    const MemoryPlanReport& report = *lossy.step->memory_plan()->report();
-    EXPECT_LE(report.step_bytes, report.budget_bytes);
-    EXPECT_GT(report.compressed_bytes, 0);
-    EXPECT_NEAR(static_cast<double>(report.packed_bytes) / static_cast<double>(report.compressed_bytes),
-                dtype == at::kFloat ? 33.0 / 128 : 33.0 / 64, 1e-4);
-  }
-}
-
-// Experts, whose Linears leave it to the plan in which form their rows wait.
-TEST(PlannedStep, InCodesThatAllReadersMakeGivesTheSameBits) {
-  const Case of =
-      mixture("codes", [](moe::Config& moe) { moe.experts = 4, moe.every = 1, moe.ffn_width = 32; }, "mxfp8");
-  Trained plain(of), planned(of);
-  planned.step->plan_memory(half_way(of, allowing({"compress"})));
-  for (int i = 1; i <= kSteps; ++i) {
-    const StepOutcome expected = plain.run(i), outcome = planned.run(i);
-    if (i != 12) EXPECT_EQ(outcome.loss, expected.loss) << "step " << i;
-    if (i != 12) EXPECT_EQ(outcome.grad_norm, expected.grad_norm) << "step " << i;
-    EXPECT_EQ(planned.told(i), plain.told(i)) << "step " << i;
-  }
-  const auto a = plain.tensors(), b = planned.tensors();
-  for (const auto& [name, tensor] : a) EXPECT_TRUE(torch::equal(tensor, b.at(name))) << name;
-  const MemoryPlanReport& report = *planned.step->memory_plan()->report();
-  EXPECT_LE(report.step_bytes, report.budget_bytes);
-  EXPECT_GT(report.compressed_bytes, 0);
-  EXPECT_EQ(report.packed_bytes * 64, report.compressed_bytes * 33);
-  for (const plan::Codec& codec : planned.step->memory_plan()->graph().codecs) EXPECT_EQ(codec.max_error, 0);
-}
 
 // A plan can then move what each of them needs.
 TEST(PlannedStep, AnUpdateIsOfOneLargeParameterOrOfFewSmallOnes) {
