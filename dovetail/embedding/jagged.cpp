@@ -6,17 +6,18 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/parallel.h"
+#include "dovetail/embedding/lookup_cuda.h"
 #include "dovetail/ops/dispatch.h"
 
 namespace dovetail::embedding {
 
 namespace {
 
-void check_tensor(const char* name, const at::Tensor& x, int64_t size, at::ScalarType dtype) {
-  user_check(
-      x.defined() && x.dim() == 1 && x.size(0) == size && x.scalar_type() == dtype && x.is_cpu() && x.is_contiguous(),
-      "embedding: {} must be ({}) {}, contiguous, on the CPU, but is {}", name, size, c10::toString(dtype),
-      describe(x));
+void check_tensor(const char* name, const at::Tensor& x, int64_t size, at::ScalarType dtype, at::Device device) {
+  user_check(x.defined() && x.dim() == 1 && x.size(0) == size && x.scalar_type() == dtype && x.device() == device &&
+                 x.is_contiguous(),
+             "embedding: {} must be ({}) {}, contiguous, on {}, but is {}", name, size, c10::toString(dtype),
+             device.is_cpu() ? "the CPU" : device.str(), describe(x));
 }
 
 /// What is wrong with one feature, looked for once it is known that something is.
@@ -88,14 +89,15 @@ Jagged join(const std::vector<BagRange>& ranges, const Jagged& like, int64_t fea
 
 }  // namespace
 
-void check_jagged(const Jagged& batch, at::ArrayRef<int64_t> rows) {
+void check_jagged(const Jagged& batch, at::ArrayRef<int64_t> rows, at::Device device) {
   user_check(batch.features == static_cast<int64_t>(rows.size()) && batch.samples >= 0,
              "embedding: the batch has {} features of {} samples, but the tables take {} features", batch.features,
              batch.samples, rows.size());
   user_check(batch.values.defined(), "embedding: the batch has no values");
-  check_tensor("values", batch.values, batch.values.numel(), at::kLong);
-  check_tensor("offsets", batch.offsets, batch.features * batch.samples + 1, at::kLong);
-  if (batch.weights.defined()) check_tensor("weights", batch.weights, batch.values.numel(), at::kFloat);
+  check_tensor("values", batch.values, batch.values.numel(), at::kLong, device);
+  check_tensor("offsets", batch.offsets, batch.features * batch.samples + 1, at::kLong, device);
+  if (batch.weights.defined()) check_tensor("weights", batch.weights, batch.values.numel(), at::kFloat, device);
+  if (!device.is_cpu()) return check_contents_on_gpu(batch, rows);
   const int64_t* offsets = batch.offsets.const_data_ptr<int64_t>();
   const int64_t last = offsets[batch.features * batch.samples];
   user_check(offsets[0] == 0 && last == batch.values.numel(),

@@ -21,9 +21,9 @@ struct Jagged {
 constexpr int64_t kAnyKey = 0;
 
 /// Throws UserError, with the feature, the sample and the id where one is to blame, unless the tensors are contiguous
-/// on the CPU with the shapes and dtypes above, offsets ascend from 0 to N and every id of feature f lies in
-/// [0, rows[f]), unless that is kAnyKey.
-void check_jagged(const Jagged& batch, at::ArrayRef<int64_t> rows);
+/// on `device` with the shapes and dtypes above, offsets ascend from 0 to N and every id of feature f lies in
+/// [0, rows[f]), unless that is kAnyKey. A GPU is waited for.
+void check_jagged(const Jagged& batch, at::ArrayRef<int64_t> rows, at::Device device = at::kCPU);
 
 /// Samples [first, first + count) of a batch: a micro-batch of its own.
 Jagged samples_of(const Jagged& batch, int64_t first, int64_t count);

@@ -26,7 +26,7 @@ Tables make_tables(const std::vector<std::string>& names, const std::vector<int6
                    const std::vector<int64_t>& dims, const std::vector<std::string>& poolings,
                    const std::vector<int64_t>& feature_table, const std::string& optimizer,
                    const std::vector<double>& numbers, const std::string& update, int64_t seed,
-                   const std::string& row_dtype) {
+                   const std::string& row_dtype, at::Device device) {
   user_check(rows.size() == names.size() && dims.size() == names.size() && poolings.size() == names.size(),
              "embedding: {} names of tables, {} rows, {} dims, {} poolings; there must be one of each", names.size(),
              rows.size(), dims.size(), poolings.size());
@@ -45,7 +45,7 @@ Tables make_tables(const std::vector<std::string>& names, const std::vector<int6
                 .row_dtype = parse_row_dtype(row_dtype)};
   for (size_t t = 0; t < names.size(); ++t)
     spec.tables.push_back({.name = names[t], .rows = rows[t], .dim = dims[t], .pooling = parse_pooling(poolings[t])});
-  return c10::make_intrusive<TrainedTables>(std::move(spec), parse_update_time(update));
+  return c10::make_intrusive<TrainedTables>(std::move(spec), parse_update_time(update), device);
 }
 
 at::Tensor library_lookup(const Tables& tables, const at::Tensor& values, const at::Tensor& offsets,

@@ -13,6 +13,7 @@
 #include "dovetail/base/parallel.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/embedding/composed.h"
+#include "dovetail/embedding/lookup_cuda.h"
 #include "dovetail/embedding/occurrences.h"
 #include "dovetail/embedding/pool_simd.h"
 #include "dovetail/embedding/update_simd.h"
@@ -56,26 +57,14 @@ PoolProblem pool_problem(const PackedTables& tables, const Jagged& batch, const 
 
 void check_pooled(const PackedTables& tables, int64_t samples, const at::Tensor& y, const char* what) {
   user_check(y.defined() && y.dim() == 2 && y.size(0) == samples && y.size(1) == tables.columns() &&
-                 y.scalar_type() == at::kFloat && y.is_cpu(),
-             "embedding: the {} of {} pooled samples must be ({}, {}) Float on the CPU, but is {}", what, samples,
-             samples, tables.columns(), describe(y));
+                 y.scalar_type() == at::kFloat && y.device() == tables.device(),
+             "embedding: the {} of {} pooled samples must be ({}, {}) Float on {}, but is {}", what, samples, samples,
+             tables.columns(), tables.device().is_cpu() ? "the CPU" : tables.device().str(), describe(y));
 }
 
 void check_gradient(const PackedTables& tables, const PooledGradient& part) {
-  check_jagged(part.batch, tables.feature_rows());
+  check_jagged(part.batch, tables.feature_rows(), tables.device());
   check_pooled(tables, part.batch.samples, part.gradient, "gradient");
-}
-
-UpdateScalars update_scalars(const OptimizerSpec& spec, int64_t step) {
-  const auto t = static_cast<double>(step);
-  const double correction = std::sqrt(1 - std::pow(spec.beta2, t)) / (1 - std::pow(spec.beta1, t));
-  return {.kind = spec.kind,
-          .lr = static_cast<float>(spec.kind == OptimizerKind::kAdam ? spec.lr * correction : spec.lr),
-          .momentum = static_cast<float>(spec.momentum),
-          .rest1 = static_cast<float>(1 - spec.beta1),
-          .rest2 = static_cast<float>(1 - spec.beta2),
-          .eps = static_cast<float>(spec.eps),
-          .weight_decay = static_cast<float>(spec.weight_decay)};
 }
 
 /// One update of a pack. A table with few occurrences is one piece of work: listed, sorted and updated while its keys
@@ -262,16 +251,17 @@ class Update {
 }  // namespace
 
 at::Tensor pool(const PackedTables& tables, const Jagged& batch) {
-  at::Tensor y = allocate(batch.samples * tables.columns()).view({batch.samples, tables.columns()});
+  at::Tensor y = allocate(batch.samples * tables.columns(), tables.device()).view({batch.samples, tables.columns()});
   pool_into(tables, batch, y);
   return y;
 }
 
 void pool_into(const PackedTables& tables, const Jagged& batch, const at::Tensor& y) {
-  check_jagged(batch, tables.feature_rows());
+  check_jagged(batch, tables.feature_rows(), tables.device());
   check_pooled(tables, batch.samples, y, "output");
   DOVETAIL_CHECK(y.is_contiguous(), "pooled rows are not contiguous");
   const TraceSpan span("dovetail::embedding_pool");
+  if (!tables.device().is_cpu()) return pool_on_gpu(tables, batch, y);
   if (!kernels_on(tables)) return composed::pool(tables, batch, y);
   const PoolProblem problem = pool_problem(tables, batch, y);
   // A feature at a time, not a sample: the pages of one table and of the output fit into the TLB, those of all do not.
@@ -287,7 +277,9 @@ void pool_into(const PackedTables& tables, const Jagged& batch, const at::Tensor
 void update(PackedTables& tables, const std::vector<PooledGradient>& micro_batches) {
   for (const PooledGradient& part : micro_batches) check_gradient(tables, part);
   const TraceSpan span("dovetail::embedding_update");
-  if (kernels_on(tables)) {
+  if (!tables.device().is_cpu()) {
+    update_on_gpu(tables, micro_batches);
+  } else if (kernels_on(tables)) {
     Update(tables, micro_batches).run();
   } else {
     composed::update(tables, micro_batches);

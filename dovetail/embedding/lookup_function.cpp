@@ -11,8 +11,10 @@
 
 namespace dovetail::embedding {
 
-TrainedTables::TrainedTables(PackSpec spec, UpdateTime time)
-    : tables_(std::move(spec)), time_(time), anchor_(at::zeros({}).requires_grad_()) {}
+TrainedTables::TrainedTables(PackSpec spec, UpdateTime time, at::Device device)
+    : tables_(std::move(spec), PackedTables::Initial::kDrawn, device),
+      time_(time),
+      anchor_(at::zeros({}).requires_grad_()) {}
 
 void TrainedTables::apply() {
   user_check(time_ == UpdateTime::kOnApply,

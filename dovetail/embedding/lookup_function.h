@@ -20,7 +20,7 @@ enum class UpdateTime { kInBackward, kOnApply };
 /// Tables that learn from the backward of their lookups, without a gradient of their rows ever being stored.
 class TrainedTables : public torch::CustomClassHolder {
  public:
-  TrainedTables(PackSpec spec, UpdateTime time);
+  TrainedTables(PackSpec spec, UpdateTime time, at::Device device = at::kCPU);
 
   PackedTables& tables() { return tables_; }
   /// One update of all gradients since the last, in the order of their lookups (not of their backwards): lookups of the

@@ -29,6 +29,16 @@ struct OptimizerSpec {
   double weight_decay = 0;
 };
 
+/// OptimizerSpec as the kernels use it.
+struct UpdateScalars {
+  OptimizerKind kind;
+  float lr;  ///< of kAdam: lr * sqrt(1 - beta2^t) / (1 - beta1^t)
+  float momentum, rest1, rest2, eps, weight_decay;
+};
+
+/// Of the update with this number, from 1.
+UpdateScalars update_scalars(const OptimizerSpec& spec, int64_t step);
+
 /// Throws UserError for a number that is out of its range, naming it.
 void check_optimizer(const OptimizerSpec& spec);
 

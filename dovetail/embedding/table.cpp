@@ -11,6 +11,8 @@
 #include "dovetail/base/parallel.h"
 #include "dovetail/base/philox.h"
 #include "dovetail/base/rng.h"
+#include "dovetail/embedding/cuda_kernels.h"
+#include "dovetail/ops/dispatch.h"
 
 namespace dovetail::embedding {
 
@@ -40,6 +42,19 @@ void check_spec(const PackSpec& spec) {
   check_optimizer(spec.optimizer);
 }
 
+void check_on_gpu(const PackSpec& spec, at::Device device) {
+  user_check(device.is_cuda(), "embedding: tables are asked for on {}; they lie on the CPU or a CUDA device",
+             device.str());
+  user_check(spec.row_dtype != RowDtype::kMXFP8, "embedding: rows on a GPU are fp32 or bf16, not mxfp8");
+  for (const TableSpec& table : spec.tables)
+    user_check(table.dim <= kCudaDim, "embedding: table \"{}\" has rows of {} elements, but a GPU's have at most {}",
+               table.name, table.dim, kCudaDim);
+  user_check(
+      kernel_enabled(Kernel::kEmbedding),
+      "embedding: tables on a GPU need the kernels that DOVETAIL_DISABLE takes away; leave \"embedding\" out of it");
+  cuda_kernels();
+}
+
 /// The first elements of parts of `sizes` elements that each begin at a cache line, and the end of the last.
 std::vector<int64_t> places(const std::vector<int64_t>& sizes) {
   std::vector<int64_t> begins = {0};
@@ -58,9 +73,9 @@ void use_huge_pages(const at::Tensor& storage) {
 
 }  // namespace
 
-at::Tensor allocate(int64_t elements) {
-  at::Tensor storage = at::empty({elements}, at::kFloat);
-  use_huge_pages(storage);
+at::Tensor allocate(int64_t elements, at::Device device) {
+  at::Tensor storage = at::empty({elements}, at::TensorOptions(device).dtype(at::kFloat));
+  if (device.is_cpu()) use_huge_pages(storage);
   return storage;
 }
 
@@ -120,9 +135,10 @@ InitialRows initial_rows(uint64_t seed, const TableSpec& table) {
   return {seed, table.name, initial_bound(rows), table.dim, table.slice};
 }
 
-PackedTables::PackedTables(PackSpec spec, Initial initial)
+PackedTables::PackedTables(PackSpec spec, Initial initial, at::Device device)
     : spec_(std::move(spec)), table_features_(spec_.tables.size()), rows_held_(spec_.tables.size()) {
   check_spec(spec_);
+  if (!device.is_cpu()) check_on_gpu(spec_, device);
   for (size_t f = 0; f < spec_.feature_table.size(); ++f) {
     const int64_t t = spec_.feature_table[f];
     const TableSpec& table = spec_.tables[static_cast<size_t>(t)];
@@ -140,9 +156,9 @@ PackedTables::PackedTables(PackSpec spec, Initial initial)
   }
   weight_begin_ = places(weight_sizes);
   state_begin_ = places(state_sizes);
-  weights_ = allocate(weight_begin_.back());
+  weights_ = allocate(weight_begin_.back(), device);
   for (int64_t& begin : weight_begin_) begin *= kFloatBytes;
-  state_ = allocate(state_begin_.back());
+  state_ = allocate(state_begin_.back(), device);
   if (initial == Initial::kUnset) return;
   state_.zero_();
   for (size_t t = 0; t < spec_.tables.size(); ++t) initialize(static_cast<int64_t>(t));
@@ -152,16 +168,19 @@ void PackedTables::initialize(int64_t table) const {
   const TableSpec& spec = spec_.tables[static_cast<size_t>(table)];
   const InitialRows initial = initial_rows(spec_.seed, spec);
   const int64_t bytes = row_bytes(spec_.row_dtype, spec.dim);
-  char* first = row_data(table);
+  const at::Tensor rows = device().is_cpu() ? stored(table) : at::empty_like(stored(table), at::kCPU);
+  char* first = static_cast<char*>(rows.mutable_data_ptr());
   parallel_pieces(spec.rows, std::max<int64_t>(1, 16384 / spec.dim), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row)
       initial.store(spec_.row_dtype, static_cast<uint64_t>(row), first + row * bytes);
   });
+  if (!device().is_cpu()) stored(table).copy_(rows);
 }
 
 at::Tensor PackedTables::weight(int64_t table) const {
   const TableSpec& spec = spec_.tables.at(static_cast<size_t>(table));
   if (spec_.row_dtype == RowDtype::kFloat32) return stored(table);
+  if (spec_.row_dtype == RowDtype::kBFloat16) return stored(table).to(at::kFloat);
   at::Tensor values = at::empty({spec.rows, spec.dim}, at::kFloat);
   const int64_t bytes = row_bytes(spec_.row_dtype, spec.dim);
   auto* to = values.mutable_data_ptr<float>();

@@ -46,9 +46,9 @@ struct PackSpec {
   RowDtype row_dtype = RowDtype::kFloat32;
 };
 
-/// (elements) float32, uninitialised, on huge pages where the system gives them: rows are read in no order, each of
-/// them a miss of the TLB with pages of 4 KiB.
-at::Tensor allocate(int64_t elements);
+/// (elements) float32, uninitialised, on the CPU on huge pages where the system gives them: rows are read in no order,
+/// each of them a miss of the TLB with pages of 4 KiB.
+at::Tensor allocate(int64_t elements, at::Device device = at::kCPU);
 
 /// The initial values of a table's rows: uniform in [-bound, bound), of dim elements, and a function of (seed, name of
 /// the table, row, column) alone, row and column of the whole table where a slice is held.
@@ -85,19 +85,21 @@ struct FeatureLayout {
 };
 
 /// The rows of all tables of a pack in one storage, in the spec's row_dtype, their optimizer's state, float32, in
-/// another; on the CPU. A table's rows follow one another; tables begin at a cache line.
+/// another. A table's rows follow one another; tables begin at a cache line.
 ///
 /// Initial values are those of initial_rows; state begins at zero. kUnset leaves both undefined, for rows that are
-/// moved in from elsewhere.
+/// moved in from elsewhere. Tables on a GPU have rows of 1024 elements at most, in FP32 or BF16; a batch and its
+/// gradient lie there too.
 class PackedTables {
  public:
   enum class Initial { kDrawn, kUnset };
 
   /// Throws UserError for names that are not unique, sizes below 1, more than 2^31 rows in a table, features without a
-  /// table and columns that lie outside of the output.
-  explicit PackedTables(PackSpec spec, Initial initial = Initial::kDrawn);
+  /// table, columns that lie outside of the output and what the device cannot have.
+  explicit PackedTables(PackSpec spec, Initial initial = Initial::kDrawn, at::Device device = at::kCPU);
 
   const PackSpec& spec() const { return spec_; }
+  at::Device device() const { return weights_.device(); }
   const std::vector<FeatureLayout>& features() const { return features_; }
   /// The rows of each feature's table, as check_jagged takes them.
   const std::vector<int64_t>& feature_rows() const { return feature_rows_; }

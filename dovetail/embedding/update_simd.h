@@ -8,13 +8,6 @@
 
 namespace dovetail::embedding {
 
-/// OptimizerSpec as the kernels use it.
-struct UpdateScalars {
-  OptimizerKind kind;
-  float lr;  ///< of kAdam: lr * sqrt(1 - beta2^t) / (1 - beta1^t)
-  float momentum, rest1, rest2, eps, weight_decay;
-};
-
 struct UpdateProblem {
   const uint64_t* keys;  ///< sorted
   int64_t count;

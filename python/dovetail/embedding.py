@@ -28,10 +28,11 @@ class EmbeddingCollection(nn.Module):
     `features`.
 
     `optimizer` is "sgd", "momentum", "adagrad", "rowwise_adagrad" or "adam". `row_dtype` says how rows are stored:
-    "fp32", "bf16" or "mxfp8", the last two rounded stochastically by an update; the optimizer's state is float32.
-    With update "backward" each backward is a step; with "apply" gradients wait for `apply()`, and those of
-    micro-batches give the bits of their batch. The rows are no parameters: `state_dict` holds, for each table,
-    ``TABLE.weight`` and what its optimizer keeps, and the number of steps.
+    "fp32", "bf16" or "mxfp8", the last two rounded stochastically by an update; the optimizer's state is float32. On
+    a `device` "cuda", where rows are "fp32" or "bf16", batches lie there too. With update "backward" each backward is
+    a step; with "apply" gradients wait for `apply()`, and those of micro-batches give the bits of their batch. The
+    rows are no parameters: `state_dict` holds, for each table, ``TABLE.weight`` and what its optimizer keeps, and the
+    number of steps.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class EmbeddingCollection(nn.Module):
         update: str = "backward",
         seed: int = 0,
         row_dtype: str = "fp32",
+        device: torch.device | str = "cpu",
     ):
         super().__init__()
         self.tables, self.features = [Table(*table) for table in tables], dict(features)
@@ -65,6 +67,7 @@ class EmbeddingCollection(nn.Module):
             update,
             seed,
             row_dtype,
+            torch.device(device),
         )
 
     def forward(self, values: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -98,9 +98,11 @@ def test_smaller_rows_are_those_of_fp32_rounded(row_dtype, dtype, step):
         torch.testing.assert_close(ours(*every)[:, :16], ours.weight("user").float(), rtol=0, atol=0)
 
 
-def test_an_unknown_dtype_of_rows_is_refused():
+def test_no_silent_dtype_or_device():
     with pytest.raises(RuntimeError, match="row_dtype"):
         make("sgd", row_dtype="fp16")
+    with pytest.raises(RuntimeError, match="on the CPU or a CUDA device"):
+        make("sgd", device="meta")
 
 
 def test_micro_batches_wait_for_apply_and_give_the_bits_of_the_batch():

@@ -1,0 +1,127 @@
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "dovetail/base/philox.h"
+#include "dovetail/embedding/cuda_kernels.h"
+
+/// Rows of any width in the registers of a team of lanes: lane l of kTeam holds four neighbours from column
+/// 4 (l + v kTeam) on, of vectors v = 0, 1, ...
+namespace dovetail::embedding::cuda {
+
+inline constexpr int kVector = 4;
+inline constexpr int kThreads = 256;
+
+/// Elements [0, left) of four, zeros beyond; `whole`: `from` lies on the size of all four and none is missing.
+__device__ inline float4 load_four(const float* from, int64_t left, bool whole) {
+  if (left <= 0) return {0, 0, 0, 0};
+  if (whole) return __ldg(reinterpret_cast<const float4*>(from));
+  return {from[0], left > 1 ? from[1] : 0, left > 2 ? from[2] : 0, left > 3 ? from[3] : 0};
+}
+
+__device__ inline float4 widened(uint2 bits) {
+  return {__uint_as_float(bits.x << 16), __uint_as_float(bits.x & 0xffff0000u), __uint_as_float(bits.y << 16),
+          __uint_as_float(bits.y & 0xffff0000u)};
+}
+
+__device__ inline float4 load_four(const __nv_bfloat16* from, int64_t left, bool whole) {
+  if (left <= 0) return {0, 0, 0, 0};
+  if (whole) return widened(__ldg(reinterpret_cast<const uint2*>(from)));
+  const auto at = [&](int i) { return left > i ? __bfloat162float(from[i]) : 0.0f; };
+  return {at(0), at(1), at(2), at(3)};
+}
+
+/// The same of what the kernel that reads it also writes: not through the cache for what no kernel writes.
+__device__ inline float4 load_own(const float* from, int64_t left, bool whole) {
+  if (left > 0 && whole) return *reinterpret_cast<const float4*>(from);
+  return load_four(from, left, false);
+}
+
+__device__ inline float4 load_own(const __nv_bfloat16* from, int64_t left, bool whole) {
+  if (left > 0 && whole) return widened(*reinterpret_cast<const uint2*>(from));
+  return load_four(from, left, false);
+}
+
+__device__ inline void store_four(float4 x, float* to, int64_t left, bool whole) {
+  if (left <= 0) return;
+  if (whole) {
+    *reinterpret_cast<float4*>(to) = x;
+    return;
+  }
+  to[0] = x.x;
+  if (left > 1) to[1] = x.y;
+  if (left > 2) to[2] = x.z;
+  if (left > 3) to[3] = x.w;
+}
+
+/// The upper 16 bits of a number that the word has moved up by less than one of their last place: row_format.h.
+__device__ inline uint32_t rounded(float x, uint32_t word) {
+  const uint32_t bits = __float_as_uint(x);
+  const bool finite = (bits & 0x7fffffffu) < 0x7f800000u;
+  return (finite ? bits + (word >> 16) : bits) >> 16;
+}
+
+__device__ inline void store_four(float4 x, PhiloxWords words, __nv_bfloat16* to, int64_t left, bool whole) {
+  if (left <= 0) return;
+  const uint32_t a = rounded(x.x, words.word[0]), b = rounded(x.y, words.word[1]), c = rounded(x.z, words.word[2]),
+                 d = rounded(x.w, words.word[3]);
+  if (whole) {
+    *reinterpret_cast<uint2*>(to) = {a | b << 16, c | d << 16};
+    return;
+  }
+  auto* bits = reinterpret_cast<uint16_t*>(to);
+  bits[0] = static_cast<uint16_t>(a);
+  if (left > 1) bits[1] = static_cast<uint16_t>(b);
+  if (left > 2) bits[2] = static_cast<uint16_t>(c);
+  if (left > 3) bits[3] = static_cast<uint16_t>(d);
+}
+
+__device__ inline void add_scaled(float scale, float4 x, float4& sum) {
+  sum.x = fmaf(scale, x.x, sum.x);
+  sum.y = fmaf(scale, x.y, sum.y);
+  sum.z = fmaf(scale, x.z, sum.z);
+  sum.w = fmaf(scale, x.w, sum.w);
+}
+
+/// How many lanes share a row, a power of two of at most a warp, and how many vectors each has.
+struct Team {
+  int lanes, vectors;
+};
+
+inline Team team_of(int64_t widest) {
+  Team team{1, 1};
+  while (team.lanes < 32 && team.lanes * kVector < widest) team.lanes *= 2;
+  while (int64_t{team.lanes} * team.vectors * kVector < widest) team.vectors *= 2;
+  return team;
+}
+
+/// Calls `f(type of rows, vectors)`.
+template <class F>
+void with_rows(const CudaPack& pack, F f) {
+  const auto vectors = [&](auto example) {
+    switch (team_of(pack.widest).vectors) {
+      case 1:
+        return f(example, std::integral_constant<int, 1>());
+      case 2:
+        return f(example, std::integral_constant<int, 2>());
+      case 4:
+        return f(example, std::integral_constant<int, 4>());
+      default:
+        return f(example, std::integral_constant<int, kCudaDim / 32 / kVector>());
+    }
+  };
+  if (pack.storage == Storage::kFloat32) {
+    vectors(float());
+  } else {
+    vectors(__nv_bfloat16());
+  }
+}
+
+inline unsigned blocks_for(int64_t threads, int64_t most) {
+  const int64_t blocks = (threads + kThreads - 1) / kThreads;
+  return static_cast<unsigned>(blocks < most ? blocks : most);
+}
+
+}  // namespace dovetail::embedding::cuda

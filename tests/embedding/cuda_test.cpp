@@ -1,0 +1,194 @@
+// ctest-labels: cuda
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dovetail/base/gpu.h"
+#include "dovetail/embedding/cuda_kernels.h"
+#include "tests/embedding/testing.h"
+
+namespace dovetail::embedding {
+namespace {
+
+using dovetail::testing::expect_close;
+using dovetail::testing::expect_same_bits;
+using dovetail::testing::normal;
+using dovetail::testing::user_error;
+using ::testing::HasSubstr;
+using testing::ids_from;
+using testing::random_batch;
+
+class CudaTables : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+    if (!has_cuda_kernels()) GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
+  }
+};
+
+constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd, OptimizerKind::kMomentum, OptimizerKind::kAdagrad,
+                                    OptimizerKind::kRowWiseAdagrad, OptimizerKind::kAdam};
+
+/// Widths of every team of lanes, of whole vectors and not; one table with two features, one with few rows.
+PackSpec spec_of(OptimizerKind kind, RowDtype dtype) {
+  return {.tables = {{"a", 97, 16}, {"b", 3, 5, Pooling::kMean}, {"c", 41, 64}, {"d", 50, 260}, {"e", 20, 1024}},
+          .feature_table = {1, 0, 2, 0, 3, 4},
+          .optimizer = {.kind = kind, .lr = 0.05, .eps = 1e-3, .weight_decay = 0.01},
+          .seed = 3,
+          .row_dtype = dtype};
+}
+
+Jagged on_gpu(Jagged batch) {
+  for (at::Tensor* tensor : {&batch.values, &batch.offsets, &batch.weights})
+    if (tensor->defined()) *tensor = tensor->to(at::kCUDA);
+  return batch;
+}
+
+PackedTables on_gpu(const PackSpec& spec) { return PackedTables(spec, PackedTables::Initial::kDrawn, at::kCUDA); }
+
+/// Batches of a step: one, or the same samples in two.
+std::vector<Jagged> cut(const Jagged& batch, bool twice) {
+  if (!twice) return {batch};
+  return {samples_of(batch, 0, batch.samples / 3),
+          samples_of(batch, batch.samples / 3, batch.samples - batch.samples / 3)};
+}
+
+void train(PackedTables& tables, const std::vector<Jagged>& batches, const at::Tensor& gradient) {
+  std::vector<PooledGradient> parts;
+  int64_t first = 0;
+  for (const Jagged& batch : batches) {
+    const at::Tensor part = gradient.narrow(0, first, batch.samples);
+    first += batch.samples;
+    const bool gpu = tables.device().is_cuda();
+    parts.push_back({.batch = gpu ? on_gpu(batch) : batch, .gradient = gpu ? part.to(at::kCUDA) : part});
+  }
+  update(tables, parts);
+}
+
+TEST_F(CudaTables, BeginAsThoseOfTheCpu) {
+  for (const RowDtype dtype : {RowDtype::kFloat32, RowDtype::kBFloat16}) {
+    const PackedTables cpu(spec_of(OptimizerKind::kAdam, dtype)), gpu = on_gpu(cpu.spec());
+    for (int64_t t = 0; t < 5; ++t) {
+      EXPECT_TRUE(at::equal(gpu.stored(t).cpu(), cpu.stored(t)));
+      EXPECT_EQ(gpu.packed_state(t).count_nonzero().item<int64_t>(), 0);
+    }
+  }
+}
+
+TEST_F(CudaTables, PoolAsTheCpuBitForBit) {
+  for (const RowDtype dtype : {RowDtype::kFloat32, RowDtype::kBFloat16}) {
+    const PackedTables cpu(spec_of(OptimizerKind::kSgd, dtype)), gpu = on_gpu(cpu.spec());
+    for (const int64_t samples : {0, 1, 33, 257}) {
+      for (const bool weighted : {false, true}) {
+        const Jagged batch = random_batch(cpu, samples, 7, weighted);
+        expect_same_bits(pool(gpu, on_gpu(batch)).cpu(), pool(cpu, batch));
+      }
+    }
+  }
+}
+
+/// SGD, momentum, Adagrad and Adam are sums and steps element by element; row-wise Adagrad also adds squares, in an
+/// order of its own.
+TEST_F(CudaTables, UpdateAsTheCpu) {
+  for (const OptimizerKind kind : kKinds) {
+    for (const bool twice : {false, true}) {
+      SCOPED_TRACE(fmt::format("optimizer {}, {}", static_cast<int>(kind), twice ? "in two micro-batches" : "at once"));
+      PackedTables cpu(spec_of(kind, RowDtype::kFloat32)), gpu = on_gpu(cpu.spec());
+      for (uint64_t step = 1; step <= 5; ++step) {
+        const std::vector<Jagged> batches = cut(random_batch(cpu, 67, step, step % 2 == 0), twice);
+        const at::Tensor gradient = normal({67, cpu.columns()}, step);
+        train(cpu, batches, gradient);
+        train(gpu, batches, gradient);
+      }
+      for (int64_t t = 0; t < 5; ++t) {
+        expect_close(gpu.weight(t).cpu(), cpu.weight(t).to(at::kDouble), 2e-6, "rows");
+        if (kind != OptimizerKind::kSgd)
+          expect_close(gpu.packed_state(t).cpu(), cpu.packed_state(t).to(at::kDouble), 2e-6, "state");
+      }
+    }
+  }
+}
+
+/// Rounded by the same words: all but numbers that lie a rounding error beside a step of the format.
+TEST_F(CudaTables, RoundRowsAsTheCpu) {
+  PackedTables cpu(spec_of(OptimizerKind::kAdagrad, RowDtype::kBFloat16)), gpu = on_gpu(cpu.spec());
+  const Jagged batch = random_batch(cpu, 67, 1, false);
+  train(cpu, {batch}, normal({67, cpu.columns()}, 1));
+  train(gpu, {batch}, normal({67, cpu.columns()}, 1));
+  for (int64_t t = 0; t < 5; ++t) {
+    const at::Tensor differ = gpu.stored(t).cpu() != cpu.stored(t);
+    EXPECT_LT(differ.sum().item<int64_t>(), 1 + differ.numel() / 1000) << "table " << t;
+    expect_close(gpu.weight(t).cpu(), cpu.weight(t).to(at::kDouble), 0x1p-7, "rows");
+  }
+}
+
+/// Rows of many occurrences are summed in parts: close to their sum, and whatever else there is with the same bits.
+TEST_F(CudaTables, RowsOfManyOccurrencesAreTheirSum) {
+  const auto spec = [](bool alone) {
+    PackSpec of_tables{.tables = {{"hot", 5, 16}}, .feature_table = {0}, .optimizer = {.kind = OptimizerKind::kSgd}};
+    if (!alone) of_tables.tables.push_back({"wide", 4, 260});
+    if (!alone) of_tables.feature_table.push_back(1);
+    return of_tables;
+  };
+  const int64_t samples = 20000;
+  const at::Tensor ids = at::arange(samples).remainder(3).mul(at::arange(samples).remainder(2)).to(at::kCUDA);
+  const at::Tensor gradient = normal({samples, 16}, 1).to(at::kCUDA);
+  const Jagged batch = {ids, at::arange(samples + 1).to(at::kCUDA), {}, 1, samples};
+  PackedTables alone = on_gpu(spec(true)), again = on_gpu(spec(true)), beside = on_gpu(spec(false));
+  const at::Tensor before = alone.weight(0).cpu().to(at::kDouble);
+  update(alone, {{batch, gradient}});
+  update(again, {{batch, gradient}});
+  expect_same_bits(again.weight(0).cpu(), alone.weight(0).cpu());
+  const at::Tensor sums = at::zeros({5, 16}, at::kDouble).index_add_(0, ids.cpu(), gradient.cpu().to(at::kDouble));
+  expect_close(alone.weight(0).cpu(), before - 0.01 * sums, 1e-5, "rows");
+  const at::Tensor wide = normal({samples, 260}, 2).to(at::kCUDA);
+  const Jagged both = {at::cat({ids, ids}), at::arange(2 * samples + 1).to(at::kCUDA), {}, 2, samples};
+  update(beside, {{both, at::cat({gradient, wide}, 1)}});
+  expect_same_bits(beside.weight(0).cpu(), alone.weight(0).cpu());
+  PackedTables parts = on_gpu(spec(true));
+  std::vector<PooledGradient> micro_batches;
+  for (int64_t first = 0; first < samples; first += 7000) {
+    const int64_t count = std::min<int64_t>(7000, samples - first);
+    micro_batches.push_back({{ids.narrow(0, first, count), at::arange(count + 1).to(at::kCUDA), {}, 1, count},
+                             gradient.narrow(0, first, count)});
+  }
+  update(parts, micro_batches);
+  expect_same_bits(parts.weight(0).cpu(), alone.weight(0).cpu());
+}
+
+TEST_F(CudaTables, WhatIsWrongIsNamedAsOnTheCpu) {
+  PackedTables gpu = on_gpu(spec_of(OptimizerKind::kSgd, RowDtype::kFloat32));
+  Jagged batch = on_gpu(random_batch(gpu, 4, 1, false));
+  EXPECT_THAT(user_error([&] { pool(gpu, random_batch(gpu, 4, 1, false)); }), HasSubstr("values must be"));
+  Jagged bad = batch;
+  bad.values = batch.values.clone();
+  bad.values[batch.values.numel() - 1] = 20;
+  EXPECT_THAT(user_error([&] { pool(gpu, bad); }), HasSubstr("id 20 of feature 5"));
+  bad.values[batch.values.numel() - 1] = -1;
+  EXPECT_THAT(user_error([&] { pool(gpu, bad); }), HasSubstr("id -1 of feature 5"));
+  bad = batch;
+  bad.offsets = batch.offsets.clone();
+  bad.offsets[3] = batch.offsets[4] + 1;
+  EXPECT_THAT(user_error([&] { pool(gpu, bad); }), HasSubstr("offsets must ascend"));
+  bad.offsets = batch.offsets + 1;
+  EXPECT_THAT(user_error([&] { pool(gpu, bad); }), HasSubstr("offsets must go from 0"));
+  EXPECT_THAT(user_error([&] { update(gpu, {{batch, at::zeros({4, gpu.columns()})}}); }), HasSubstr("Float on cuda:0"));
+  PackSpec wide = {.tables = {{"w", 2, 1025}}, .feature_table = {0}};
+  EXPECT_THAT(user_error([&] { on_gpu(wide); }), HasSubstr("at most 1024"));
+  wide.row_dtype = RowDtype::kMXFP8;
+  EXPECT_THAT(user_error([&] { on_gpu(wide); }), HasSubstr("not mxfp8"));
+}
+
+TEST_F(CudaTables, LookupsOfNothingAreNothing) {
+  PackedTables gpu = on_gpu(spec_of(OptimizerKind::kAdam, RowDtype::kFloat32));
+  const at::Tensor before = gpu.weight(0).clone();
+  const Jagged none = on_gpu({ids_from({}), at::zeros({6 * 3 + 1}, at::kLong), {}, 6, 3});
+  EXPECT_EQ(pool(gpu, none).count_nonzero().item<int64_t>(), 0);
+  update(gpu, {{none, at::ones({3, gpu.columns()}, at::kCUDA)}});
+  update(gpu, {});
+  EXPECT_TRUE(at::equal(gpu.weight(0), before));
+  EXPECT_EQ(gpu.steps(), 2);
+}
+
+}  // namespace
+}  // namespace dovetail::embedding
