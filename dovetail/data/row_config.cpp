@@ -79,6 +79,10 @@ void check_shared_table(const SparseConfig& feature, const RowsConfig& rows) {
              "rows.sparse.{}: its ids are {} for {} rows, but those of \"{}\", whose table it shares, are {} for {}; "
              "use the same ids and num_rows",
              name, feature.ids, feature.num_rows, feature.table, owner.ids, owner.num_rows);
+  user_check(feature.dim == owner.dim && feature.pooling == owner.pooling,
+             "rows.sparse.{}: dim = {} and pooling = \"{}\", but \"{}\", whose table it shares, has {} and \"{}\"; use "
+             "the same",
+             name, feature.dim, feature.pooling, feature.table, owner.dim, owner.pooling);
 }
 
 }  // namespace
@@ -126,6 +130,13 @@ void SparseConfig::describe(Section& s) {
   s.value("missing", missing,
           "A column that is empty or null gives no id (empty), the id of an empty text (value), or a bad row")
       .choices({"empty", "value", "bad_row"});
+  s.value(
+       "dim", dim,
+       "Elements of an embedding; 0: recommender.dim, which dlrm, deepfm, sequences that a model reads and what they "
+       "share tables with must have")
+      .range(0, 65536);
+  s.value("pooling", pooling, "The ids of a bag: their rows' sum or mean; empty: embedding.pooling")
+      .choices({"", "sum", "mean"});
 }
 
 void RowsConfig::describe(Section& s) {

@@ -32,6 +32,8 @@ struct SparseConfig {
   bool sequence = false;             ///< one of the row's sequences, of max_length events at most
   std::string table;                 ///< the feature whose table its ids are rows of; empty: a table of its own
   std::string missing = "empty";     ///< empty | value | bad_row
+  int64_t dim = 0;                   ///< elements of an embedding; 0: recommender.dim
+  std::string pooling;               ///< sum | mean; empty: embedding.pooling
 
   std::string feature_name() const;
   bool hashed() const { return num_rows == 0; }  ///< its table has no fixed vocabulary

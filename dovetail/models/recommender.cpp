@@ -21,10 +21,11 @@ std::shared_ptr<Linear> head_linear(int64_t in, const std::string& name, c10::De
   return make_linear({.in = in, .out = 1, .bias = true, .role = LinearRole::kHead, .name = name, .device = device});
 }
 
-at::Tensor candidate_of(const RecommenderInputs& inputs, const at::Tensor& features, int64_t dim) {
+at::Tensor candidate_of(const RecommenderConfig& config, const RecommenderInputs& inputs, const at::Tensor& features) {
   std::vector<at::Tensor> targets;
   for (const auto& sequence : inputs.sequences)
-    if (sequence.target >= 0) targets.push_back(features.narrow(1, sequence.target * dim, dim));
+    if (sequence.target >= 0)
+      targets.push_back(features.narrow(1, embedded_width(config, inputs, sequence.target), config.dim));
   return at::cat(targets, 1);
 }
 
@@ -46,7 +47,7 @@ at::Tensor Tower::forward(at::Tensor x) {
 }
 
 EmbeddedColumns::EmbeddedColumns(const RecommenderConfig& config, const RecommenderInputs& inputs)
-    : features(inputs.sparse * config.dim), wide(has_wide_part(config) ? inputs.sparse : 0) {
+    : features(embedded_width(config, inputs, inputs.sparse)), wide(has_wide_part(config) ? inputs.sparse : 0) {
   if (!reads_sequences(config)) return;
   const int64_t sequences = std::ssize(inputs.sequences), pairs = std::ssize(inputs.co_actions);
   events = sequences * inputs.length * config.dim;

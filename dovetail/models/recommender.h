@@ -41,7 +41,7 @@ struct RecommenderOutput {
 
 /// What lies in a sample's `embedded`, side by side.
 struct EmbeddedColumns {
-  int64_t features = 0;   ///< sparse * dim
+  int64_t features = 0;   ///< embedded_width of all: of each its dim
   int64_t wide = 0;       ///< sparse: with a wide part, a weight of each
   int64_t events = 0;     ///< sequences * length * dim
   int64_t negatives = 0;  ///< sequences * (length - 1) * dim: another sample's event for each from the second on
@@ -65,7 +65,7 @@ class Recommender : public torch::nn::Module {
  protected:
   Recommender(const RecommenderConfig& config, const RecommenderInputs& inputs);
 
-  /// (B, sparse * dim).
+  /// (B, features of EmbeddedColumns).
   at::Tensor features(const RecommenderBatch& batch) const;
   /// (B, length, sequences * dim): the embeddings of an event side by side; zero where there is none.
   at::Tensor events(const RecommenderBatch& batch) const;

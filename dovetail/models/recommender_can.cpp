@@ -12,7 +12,8 @@ class Can : public Recommender {
   Can(const RecommenderConfig& config, const RecommenderInputs& inputs, c10::Device device)
       : Recommender(config, inputs) {
     const int64_t event = std::ssize(inputs.sequences) * config.dim;
-    const int64_t all = inputs.dense + inputs.sparse * config.dim + event + std::ssize(inputs.co_actions) * found();
+    const int64_t all =
+        inputs.dense + embedded_width(config, inputs, inputs.sparse) + event + std::ssize(inputs.co_actions) * found();
     deep_ = register_module("deep", std::make_shared<Tower>(all, config.deep, "deep", device));
     head_ = register_module("head", head_linear(deep_->out(), "head", device));
   }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <numeric>
 #include <string_view>
 
 #include "dovetail/base/error.h"
@@ -112,6 +113,11 @@ int64_t micro_parameters(const RecommenderConfig& config) {
   int64_t count = 0;
   for (size_t i = 1; i < config.micro.size(); ++i) count += (config.micro[i - 1] + 1) * config.micro[i];
   return count;
+}
+
+int64_t embedded_width(const RecommenderConfig& config, const RecommenderInputs& inputs, int64_t features) {
+  if (inputs.dims.empty()) return features * config.dim;
+  return std::accumulate(inputs.dims.begin(), inputs.dims.begin() + features, int64_t{0});
 }
 
 void check(const RecommenderConfig& config, const RecommenderInputs& inputs) {

@@ -46,6 +46,7 @@ struct RecommenderInputs {
     int64_t item = 0, sequence = 0;
   };
   std::vector<CoAction> co_actions;
+  std::vector<int64_t> dims;  ///< elements of each sparse feature's embedding; empty: all have recommender.dim
 };
 
 /// Whether a model has a weight of its own for every id (a second table of dimension 1 beside each).
@@ -54,6 +55,8 @@ bool has_wide_part(const RecommenderConfig& config);
 bool reads_sequences(const RecommenderConfig& config);
 /// Whether a model learns to tell a sequence's next event from one of another sample.
 bool has_negatives(const RecommenderConfig& config);
+/// Elements of the embeddings of the first `features` sparse features, side by side.
+int64_t embedded_width(const RecommenderConfig& config, const RecommenderInputs& inputs, int64_t features);
 /// Elements of a row that holds the weights and biases of one micro-MLP.
 int64_t micro_parameters(const RecommenderConfig& config);
 

@@ -85,7 +85,7 @@ class Dien : public Recommender {
     if (has_negatives(config))
       auxiliary_ =
           register_module("auxiliary", std::make_shared<AuxiliaryNet>(width + event, config.auxiliary, device));
-    const int64_t all = inputs.dense + inputs.sparse * config.dim + event + width;
+    const int64_t all = inputs.dense + embedded_width(config, inputs, inputs.sparse) + event + width;
     deep_ = register_module("deep", std::make_shared<Tower>(all, config.deep, "deep", device));
     head_ = register_module("head", head_linear(deep_->out(), "head", device));
   }
@@ -113,7 +113,7 @@ class Dien : public Recommender {
  private:
   /// (B, L), over the events of a sample 1 in sum; zero where there is none.
   at::Tensor attention(const at::Tensor& features, const at::Tensor& states, const at::Tensor& mask) {
-    const at::Tensor projected = attention_->forward(candidate_of(inputs(), features, config().dim));
+    const at::Tensor projected = attention_->forward(candidate_of(config(), inputs(), features));
     const at::Tensor scores = at::bmm(states, projected.unsqueeze(2)).squeeze(2);
     // The lowest finite number and not -inf: a sample without any event would get NaN.
     const at::Tensor kept = scores.masked_fill(mask.logical_not(), std::numeric_limits<float>::lowest());

@@ -41,7 +41,7 @@ class Din : public Recommender {
     const int64_t event = std::ssize(inputs.sequences) * config.dim, candidate = num_targets(inputs) * config.dim;
     attention_ =
         register_module("attention", std::make_shared<ActivationUnit>(event + 3 * candidate, config.attention, device));
-    const int64_t all = inputs.dense + inputs.sparse * config.dim + event;
+    const int64_t all = inputs.dense + embedded_width(config, inputs, inputs.sparse) + event;
     deep_ = register_module("deep", std::make_shared<Tower>(all, config.deep, "deep", device));
     head_ = register_module("head", head_linear(deep_->out(), "head", device));
   }
@@ -68,7 +68,7 @@ class Din : public Recommender {
       if (inputs().sequences[static_cast<size_t>(s)].target >= 0)
         compared.push_back(events.narrow(2, s * config().dim, config().dim));
     const at::Tensor same = at::cat(compared, 2);
-    const at::Tensor candidate = candidate_of(inputs(), features, config().dim).unsqueeze(1).expand_as(same);
+    const at::Tensor candidate = candidate_of(config(), inputs(), features).unsqueeze(1).expand_as(same);
     return attention_->forward(at::cat({candidate, events, candidate - same, candidate * same}, 2)) * mask;
   }
 

@@ -28,7 +28,7 @@ class Interaction : public Recommender {
 
 Interaction::Interaction(const RecommenderConfig& config, const RecommenderInputs& inputs, c10::Device device)
     : Recommender(config, inputs) {
-  const int64_t all = inputs.dense + inputs.sparse * config.dim;
+  const int64_t all = inputs.dense + embedded_width(config, inputs, inputs.sparse);
   if (config.model == "dlrm") {
     std::vector<int64_t> widths = config.bottom;
     widths.push_back(config.dim);
@@ -76,10 +76,11 @@ at::Tensor Interaction::cross(const at::Tensor& x) {
 
 at::Tensor Interaction::logit(const RecommenderBatch& batch) {
   const std::string& model = config().model;
-  const at::Tensor features = this->features(batch), vectors = features.view({-1, inputs().sparse, config().dim});
+  const at::Tensor features = this->features(batch);
+  const auto vectors = [&] { return features.view({-1, inputs().sparse, config().dim}); };
   if (model == "dlrm") {
     const at::Tensor bottom = bottom_->forward(batch.dense);
-    const at::Tensor products = products_of_pairs(at::cat({bottom.unsqueeze(1), vectors}, 1));
+    const at::Tensor products = products_of_pairs(at::cat({bottom.unsqueeze(1), vectors()}, 1));
     return head_->forward(deep_->forward(at::cat({bottom, products}, 1))).squeeze(1);
   }
   const at::Tensor all = at::cat({batch.dense, features}, 1);
@@ -92,7 +93,7 @@ at::Tensor Interaction::logit(const RecommenderBatch& batch) {
                      batch.embedded.narrow(1, columns().features, columns().wide).sum(1);
   if (wide_) logit = logit + wide_->forward(batch.dense).squeeze(1);
   // All pairs at once: half of (the sum's square less the squares' sum).
-  if (model == "deepfm") logit = logit + 0.5 * (vectors.sum(1).square() - vectors.square().sum(1)).sum(1);
+  if (model == "deepfm") logit = logit + 0.5 * (vectors().sum(1).square() - vectors().square().sum(1)).sum(1);
   return logit;
 }
 

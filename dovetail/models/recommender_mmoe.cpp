@@ -10,7 +10,7 @@ class Mmoe : public Recommender {
  public:
   Mmoe(const RecommenderConfig& config, const RecommenderInputs& inputs, c10::Device device)
       : Recommender(config, inputs) {
-    const int64_t all = inputs.dense + inputs.sparse * config.dim;
+    const int64_t all = inputs.dense + embedded_width(config, inputs, inputs.sparse);
     for (int64_t i = 0; i < config.experts; ++i) {
       const auto name = fmt::format("expert{}", i);
       experts_.push_back(register_module(name, std::make_shared<Tower>(all, config.expert, name, device)));

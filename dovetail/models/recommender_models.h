@@ -46,9 +46,9 @@ std::shared_ptr<Linear> tower_linear(int64_t in, int64_t out, const std::string&
                                      bool bias = true);
 std::shared_ptr<Linear> head_linear(int64_t in, const std::string& name, c10::Device device);
 
-/// The features that the targeted sequences share a table with, side by side: (B, targets * dim) of `features` (B,
-/// sparse * dim).
-at::Tensor candidate_of(const RecommenderInputs& inputs, const at::Tensor& features, int64_t dim);
+/// The features that the targeted sequences share a table with, side by side: (B, targets * dim) of `features`, as
+/// Recommender::features gives them.
+at::Tensor candidate_of(const RecommenderConfig& config, const RecommenderInputs& inputs, const at::Tensor& features);
 int64_t num_targets(const RecommenderInputs& inputs);
 
 }  // namespace dovetail

@@ -54,6 +54,23 @@ RecommenderInputs::CoAction parse_co_action(const std::string& text, const RowsC
   return pair;
 }
 
+int64_t dim_of(const RunConfig& config, int64_t feature) {
+  const int64_t own = config.rows.sparse[static_cast<size_t>(feature)].dim;
+  return own == 0 ? config.recommender.dim : own;
+}
+
+/// What is compared or stands side by side in an event has one dimension.
+void check_dims(const RunConfig& config, const std::vector<int64_t>& sequences) {
+  const bool compares = config.recommender.model == "dlrm" || config.recommender.model == "deepfm";
+  for (int64_t f = 0; f < std::ssize(config.rows.sparse); ++f) {
+    const SparseConfig& feature = config.rows.sparse[static_cast<size_t>(f)];
+    user_check(dim_of(config, f) == config.recommender.dim || (!compares && place_of(sequences, f) < 0),
+               "rows.sparse.{}: dim = {}, but recommender.model = \"{}\" compares it with what has recommender.dim = "
+               "{}; leave it out",
+               feature.feature_name(), feature.dim, config.recommender.model, config.recommender.dim);
+  }
+}
+
 embedding::OptimizerSpec optimizer_spec(const EmbeddingSection& config) {
   return {.kind = embedding::parse_optimizer(config.optimizer),
           .lr = config.lr,
@@ -73,8 +90,10 @@ const int64_t* offsets_of(const RowBatch& batch, int64_t feature) {
 
 RecommenderInputs recommender_inputs(const RunConfig& config) {
   const auto [singles, sequences] = split_features(config);
+  check_dims(config, sequences);
   RecommenderInputs inputs = {
       .dense = config.rows.num_dense(), .sparse = std::ssize(singles), .tasks = std::ssize(config.rows.label)};
+  for (const int64_t f : singles) inputs.dims.push_back(dim_of(config, f));
   for (const int64_t f : sequences) {
     const SparseConfig& feature = config.rows.sparse[static_cast<size_t>(f)];
     inputs.sequences.push_back({place_of(singles, owner_of(config.rows, feature))});
@@ -95,30 +114,32 @@ RecommenderLookups::RecommenderLookups(const RunConfig& config) : config_(config
   pack_.seed = static_cast<uint64_t>(config.run.seed);
   pack_.row_dtype = embedding::parse_row_dtype(config.embedding.row_dtype);
   std::tie(singles_, sequences_) = split_features(config);
-  const auto tables = [&](const char* suffix, int64_t dim) {
+  const auto tables = [&](const char* suffix, bool wide) {
     std::vector<int64_t> table_of(config.rows.sparse.size(), -1);
     for (size_t f = 0; f < table_of.size(); ++f)
       if (const SparseConfig& feature = config.rows.sparse[f]; feature.table.empty())
-        table_of[f] = add_table(feature.feature_name() + suffix, static_cast<int64_t>(f), dim);
+        table_of[f] = add_table(feature.feature_name() + suffix, static_cast<int64_t>(f),
+                                wide ? 1 : dim_of(config, static_cast<int64_t>(f)));
     for (size_t f = 0; f < table_of.size(); ++f)
       if (const int64_t owner = owner_of(config.rows, config.rows.sparse[f]); owner >= 0)
         table_of[f] = table_of[static_cast<size_t>(owner)];
     for (const int64_t f : singles_) add({.feature = f}, table_of[static_cast<size_t>(f)]);
     return table_of;
   };
-  const std::vector<int64_t> table_of = tables("", config.recommender.dim);
-  if (has_wide_part(config.recommender)) tables(".wide", 1);
+  const std::vector<int64_t> table_of = tables("", false);
+  if (has_wide_part(config.recommender)) tables(".wide", true);
   add_sequences(table_of);
   add_co_actions();
 }
 
 int64_t RecommenderLookups::add_table(const std::string& name, int64_t feature, int64_t dim) {
   const SparseConfig& from = config_.rows.sparse[static_cast<size_t>(feature)];
-  pack_.tables.push_back({.name = name,
-                          .rows = from.hashed() ? from.max_rows : from.num_rows,
-                          .dim = dim,
-                          .pooling = embedding::parse_pooling(config_.embedding.pooling),
-                          .hashed = from.hashed()});
+  pack_.tables.push_back(
+      {.name = name,
+       .rows = from.hashed() ? from.max_rows : from.num_rows,
+       .dim = dim,
+       .pooling = embedding::parse_pooling(from.pooling.empty() ? config_.embedding.pooling : from.pooling),
+       .hashed = from.hashed()});
   return std::ssize(pack_.tables) - 1;
 }
 

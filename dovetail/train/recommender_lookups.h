@@ -22,7 +22,7 @@ class RecommenderLookups {
  public:
   explicit RecommenderLookups(const RunConfig& config);
 
-  /// Tables and, for each lookup, its table. A feature has a table of recommender.dim unless it shares one; behind
+  /// Tables and, for each lookup, its table. A feature has a table of its dim unless it shares one; behind
   /// them "<feature>.wide", "<item>*<sequence>.micro" (the item's micro-MLPs) and "<item>*<sequence>.input".
   const embedding::PackSpec& pack() const { return pack_; }
   int64_t size() const { return static_cast<int64_t>(lookups_.size()); }

@@ -95,6 +95,13 @@ DYNAMIC = [
 ]
 
 
+# Features whose embeddings are not as the others', where the model takes such.
+OWN = [
+    ('{ columns = ["user"], ', '{ columns = ["user"], dim = 2, '),
+    ('{ columns = ["tags"], ', '{ columns = ["tags"], dim = 7, pooling = "mean", '),
+]
+
+
 def write_config(folder, model, pooling="sum", row_dtype="fp32", dynamic=False):
     label = '["clicked", "bought"]' if model == "mmoe" else '"clicked"'
     text = CONFIG.replace("MODEL", model).replace("LABEL", label).replace("POOLING", pooling)
@@ -102,6 +109,9 @@ def write_config(folder, model, pooling="sum", row_dtype="fp32", dynamic=False):
     for fixed, without in DYNAMIC if dynamic else []:
         assert fixed in text
         text = text.replace(fixed, without)
+    for shared, own in OWN if model not in ("dlrm", "deepfm") else []:
+        assert shared in text
+        text = text.replace(shared, own)
     (folder / f"{model}.toml").write_text(text)
 
 

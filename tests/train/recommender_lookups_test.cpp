@@ -212,9 +212,37 @@ TEST(RecommenderLookups, ACoActionHasTablesOfItsOwn) {
   }
 }
 
+TEST(RecommenderLookups, AFeatureHasADimensionAndAPoolingOfItsOwn) {
+  RunConfig config = config_of("wide_deep");
+  config.embedding.pooling = "mean";
+  config.rows.sparse[1].dim = 7;
+  config.rows.sparse[1].pooling = "sum";
+  const RecommenderLookups lookups(config);
+  EXPECT_THAT(tables_of(lookups),
+              ElementsAre("item 30x4", "user 20x7", "item 30x4", "looked_at 8x4", "tags 9x4", "item.wide 30x1",
+                          "user.wide 20x1", "item.wide 30x1", "looked_at.wide 8x1", "tags.wide 9x1"));
+  for (const auto& table : lookups.pack().tables)
+    EXPECT_EQ(table.pooling, table.name.starts_with("user") ? embedding::Pooling::kSum : embedding::Pooling::kMean);
+  EXPECT_THAT(recommender_inputs(config).dims, ElementsAre(4, 7, 4, 4, 4));
+  const auto refusal = [&] { return testing::user_error([&] { recommender_inputs(config); }); };
+  for (const char* model : {"dlrm", "deepfm"}) {
+    config.recommender.model = model;
+    EXPECT_THAT(refusal(), HasSubstr("rows.sparse.user: dim = 7")) << model;
+  }
+  config.recommender.model = "din";
+  EXPECT_THAT(recommender_inputs(config).dims, ElementsAre(7, 4, 4));
+  config.rows.sparse[3].dim = 5;  // of a sequence
+  EXPECT_THAT(refusal(), HasSubstr("rows.sparse.looked_at: dim = 5"));
+  config.rows.sparse[3].dim = 4;
+  EXPECT_THAT(recommender_inputs(config).dims, ElementsAre(7, 4, 4));
+  config.rows.sparse[2].dim = config.rows.sparse[0].dim = 5;  // a sequence and the candidate, whose table it shares
+  EXPECT_THAT(refusal(), HasSubstr("rows.sparse.clicked_items: dim = 5"));
+}
+
 TEST(RecommenderLookups, TheirColumnsAreTheModels) {
   for (const char* model : {"wide_deep", "dcnv2", "din", "dien", "can", "mmoe"}) {
-    const RunConfig config = config_of(model);
+    RunConfig config = config_of(model);
+    config.rows.sparse[1].dim = 3;
     const RecommenderLookups lookups(config);
     int64_t columns = 0;
     for (const int64_t table : lookups.pack().feature_table)

@@ -14,7 +14,7 @@ class Inputs(NamedTuple):
     """B samples; F features that are no sequences, S sequences of at most L events."""
 
     dense: Tensor  # (B, D)
-    features: Tensor  # (B, F, dim)
+    features: Tensor  # (B, sum of the features' dims)
     wide: Tensor | None = None  # (B, F): a weight of each feature's ids
     events: Tensor | None = None  # (B, L, S, dim): zero where there is no event
     mask: Tensor | None = None  # (B, L) bool
@@ -24,10 +24,16 @@ class Inputs(NamedTuple):
 
 class Shape(NamedTuple):
     dense: int
-    features: int
+    dims: list[int]  # of each feature that is no sequence
     tasks: int
     targets: list[int]  # of each sequence, the feature that it shares a table with; -1: none
     co_actions: int
+
+
+def candidate_of(x: Inputs, dims: list[int], targets: list[int]) -> Tensor:
+    """(B, targets * dim): the embeddings of those features, side by side."""
+    parts = x.features.split(dims, 1)
+    return torch.cat([parts[target] for target in targets], 1)
 
 
 def tower(width: int, widths: list[int]) -> tuple[nn.ModuleList, int]:
@@ -46,8 +52,8 @@ class Interaction(nn.Module):
     def __init__(self, config: dict, shape: Shape):
         super().__init__()
         self.kind, self.stacked = config["model"], config["cross"] == "stacked"
-        width = shape.dense + shape.features * config["dim"]
-        pairs = (shape.features + 1) * shape.features // 2
+        width, count = shape.dense + sum(shape.dims), len(shape.dims)
+        self.each, pairs = (count, config["dim"]), (count + 1) * count // 2
         if self.kind == "dlrm":
             self.bottom, _ = tower(shape.dense, [*config["bottom"], config["dim"]])
         if self.kind == "wide_deep" and shape.dense > 0:
@@ -71,11 +77,11 @@ class Interaction(nn.Module):
     def forward(self, x: Inputs) -> Tensor:
         if self.kind == "dlrm":
             bottom = climb(self.bottom, x.dense)
-            vectors = torch.cat([bottom[:, None], x.features], 1)
+            vectors = torch.cat([bottom[:, None], x.features.unflatten(1, self.each)], 1)
             row, column = torch.tril_indices(vectors.shape[1], vectors.shape[1], -1, device=vectors.device)
             products = (vectors @ vectors.mT)[:, row, column]
             return self.head(climb(self.deep, torch.cat([bottom, products], 1)))
-        together = torch.cat([x.dense, x.features.flatten(1)], 1)
+        together = torch.cat([x.dense, x.features], 1)
         if self.kind == "dcnv2":
             crossed = self.cross(together)
             if self.stacked:
@@ -85,7 +91,8 @@ class Interaction(nn.Module):
         if hasattr(self, "wide"):
             logit = logit + self.wide(x.dense)
         if self.kind == "deepfm":
-            pairs = x.features.sum(1).square() - x.features.square().sum(1)
+            vectors = x.features.unflatten(1, self.each)
+            pairs = vectors.sum(1).square() - vectors.square().sum(1)
             logit = logit + pairs.sum(1, keepdim=True) / 2
         return logit
 
@@ -111,21 +118,21 @@ class Din(nn.Module):
     def __init__(self, config: dict, shape: Shape):
         super().__init__()
         dim = config["dim"]
-        self.targets = shape.targets
+        self.targets, self.dims = shape.targets, shape.dims
         event, candidate = len(shape.targets) * dim, sum(t >= 0 for t in shape.targets) * dim
         self.attention = ActivationUnit(event + 3 * candidate, config["attention"])
-        self.deep, out = tower(shape.dense + shape.features * dim + event, config["deep"])
+        self.deep, out = tower(shape.dense + sum(shape.dims) + event, config["deep"])
         self.head = nn.Linear(out, 1)
 
     def forward(self, x: Inputs) -> Tensor:
         shared = [s for s, target in enumerate(self.targets) if target >= 0]
-        candidate = x.features[:, [self.targets[s] for s in shared]].flatten(1)[:, None]
+        candidate = candidate_of(x, self.dims, [self.targets[s] for s in shared])[:, None]
         same = x.events[:, :, shared].flatten(2)
         events = x.events.flatten(2)
         parts = [candidate.expand_as(same), events, candidate - same, candidate * same]
         weights = self.attention(torch.cat(parts, 2)) * x.mask
         interest = (weights[..., None] * events).sum(1)
-        return self.head(climb(self.deep, torch.cat([x.dense, x.features.flatten(1), interest], 1)))
+        return self.head(climb(self.deep, torch.cat([x.dense, x.features, interest], 1)))
 
 
 class Recurrence(nn.Module):
@@ -153,21 +160,21 @@ class Dien(nn.Module):
     def __init__(self, config: dict, shape: Shape):
         super().__init__()
         dim, width = config["dim"], config["interest"]
-        self.targets = [t for t in shape.targets if t >= 0]
+        self.targets, self.dims = [t for t in shape.targets if t >= 0], shape.dims
         event = len(shape.targets) * dim
         self.extractor, self.evolution = Recurrence(event, width), Recurrence(width, width)
         self.attention = nn.Linear(len(self.targets) * dim, width, bias=False)
-        self.deep, out = tower(shape.dense + shape.features * dim + event + width, config["deep"])
+        self.deep, out = tower(shape.dense + sum(shape.dims) + event + width, config["deep"])
         self.head = nn.Linear(out, 1)
 
     def forward(self, x: Inputs) -> Tensor:
         events = x.events.flatten(2)
         states = self.extractor(events, x.mask)
-        candidate = self.attention(x.features[:, self.targets].flatten(1))
+        candidate = self.attention(candidate_of(x, self.dims, self.targets))
         scores = (states @ candidate[..., None]).squeeze(2).masked_fill(~x.mask, float("-inf"))
         attention = scores.softmax(1).nan_to_num(0.0)  # a row without events has no scores
         interest = self.evolution(states, x.mask, attention)[:, -1]
-        parts = [x.dense, x.features.flatten(1), events.sum(1), interest]
+        parts = [x.dense, x.features, events.sum(1), interest]
         return self.head(climb(self.deep, torch.cat(parts, 1)))
 
 
@@ -177,7 +184,7 @@ class Can(nn.Module):
         self.micro, self.orders = config["micro"], config["orders"]
         event = len(shape.targets) * config["dim"]
         found = shape.co_actions * self.orders * sum(self.micro[1:])
-        self.deep, out = tower(shape.dense + shape.features * config["dim"] + event + found, config["deep"])
+        self.deep, out = tower(shape.dense + sum(shape.dims) + event + found, config["deep"])
         self.head = nn.Linear(out, 1)
 
     def co_action(self, row: Tensor, events: Tensor, mask: Tensor) -> Tensor:
@@ -197,14 +204,14 @@ class Can(nn.Module):
     def forward(self, x: Inputs) -> Tensor:
         pairs = zip(x.micro, x.micro_inputs, strict=True)
         found = [self.co_action(row, events, x.mask) for row, events in pairs]
-        parts = [x.dense, x.features.flatten(1), x.events.flatten(2).sum(1), *found]
+        parts = [x.dense, x.features, x.events.flatten(2).sum(1), *found]
         return self.head(climb(self.deep, torch.cat(parts, 1)))
 
 
 class Mmoe(nn.Module):
     def __init__(self, config: dict, shape: Shape):
         super().__init__()
-        width = shape.dense + shape.features * config["dim"]
+        width = shape.dense + sum(shape.dims)
         self.experts, self.tasks = config["experts"], shape.tasks
         for i in range(self.experts):
             layers, out = tower(width, config["expert"])
@@ -216,7 +223,7 @@ class Mmoe(nn.Module):
             self.add_module(f"head{k}", nn.Linear(top, 1))
 
     def forward(self, x: Inputs) -> Tensor:
-        together = torch.cat([x.dense, x.features.flatten(1)], 1)
+        together = torch.cat([x.dense, x.features], 1)
         experts = torch.stack([climb(getattr(self, f"expert{i}"), together) for i in range(self.experts)], 1)
         logits = []
         for k in range(self.tasks):

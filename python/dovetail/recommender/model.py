@@ -44,7 +44,7 @@ class Recommender(nn.Module):
         config = spec["config"]
         self.config, rows = config["recommender"], config["rows"]
         self.features, self.tasks, self.step = rows["sparse"], rows["label"], spec["step"]
-        self.mean = config["embedding"]["pooling"] == "mean"
+        self.pooling = config["embedding"]["pooling"]
         self.dense = dense_columns(rows, spec["dense_scales"])
         reads_events = self.config["model"] in ("din", "dien", "can")
         self.sequences = [f for f in self.features if f["sequence"] and reads_events]
@@ -55,8 +55,9 @@ class Recommender(nn.Module):
         self.keys: dict[str, Tensor] = {}  # of tables without a fixed vocabulary, ascending without a sign
         names = [feature_name(f) for f in self.singles]
         targets = [names.index(f["table"]) if f["table"] in names else -1 for f in self.sequences]
+        dims = [f.get("dim") or self.config["dim"] for f in self.singles]
         self.model = make_dense_part(
-            self.config, Shape(len(self.dense), len(self.singles), len(self.tasks), targets, len(self.co_actions))
+            self.config, Shape(len(self.dense), dims, len(self.tasks), targets, len(self.co_actions))
         )
 
     def _co_actions(self) -> list[CoAction]:
@@ -81,10 +82,10 @@ class Recommender(nn.Module):
         samples = len(columns[feature_name(self.features[0])].offsets) - 1
         device = self.tables[0].device
         dense = torch.stack(numbers, 1).to(device) if numbers else torch.empty(samples, 0, device=device)
-        features = [self._pooled(self._table_of(f), columns[feature_name(f)]) for f in self.singles]
-        inputs = Inputs(dense, torch.stack(features, 1))
+        features = [self._pooled(f, self._table_of(f), columns) for f in self.singles]
+        inputs = Inputs(dense, torch.cat(features, 1))
         if self.config["model"] in ("wide_deep", "deepfm"):
-            wide = [self._pooled(self._table_of(f) + ".wide", columns[feature_name(f)]) for f in self.singles]
+            wide = [self._pooled(f, self._table_of(f) + ".wide", columns) for f in self.singles]
             inputs = inputs._replace(wide=torch.cat(wide, 1))
         return self.model(self._with_events(inputs, columns) if self.sequences else inputs)
 
@@ -92,7 +93,7 @@ class Recommender(nn.Module):
         events = [self._events(self._table_of(f), columns[feature_name(f)]) for f in self.sequences]
         lengths = columns[feature_name(self.sequences[0])].offsets.diff()
         mask = torch.arange(self.sequences[0]["max_length"]) < lengths[:, None]
-        micro = [self._pooled(pair.table("micro"), columns[feature_name(pair.item)]) for pair in self.co_actions]
+        micro = [self._pooled(pair.item, pair.table("micro"), columns) for pair in self.co_actions]
         read = [self._events(pair.table("input"), columns[feature_name(pair.sequence)]) for pair in self.co_actions]
         mask = mask.to(inputs.features.device)
         return inputs._replace(events=torch.stack(events, 2), mask=mask, micro=micro, micro_inputs=read)
@@ -112,15 +113,16 @@ class Recommender(nn.Module):
         found = torch.cat([known, known.new_zeros(1)])[place] == asked
         return torch.where(found & (place < len(known)), place + 1, 0)
 
-    def _pooled(self, table: str, bags: Bags) -> Tensor:
+    def _pooled(self, feature: dict, table: str, columns: dict) -> Tensor:
         """(rows, dim): the sum or mean of each bag's rows times their weights; zero for an empty bag."""
-        weight = self._rows(table)
+        weight, bags = self._rows(table), columns[feature_name(feature)]
         values, offsets = self._places(table, bags.values).to(weight.device), bags.offsets.to(weight.device)
         weights = None if bags.weights is None else bags.weights.to(weight.device)
         pooled = F.embedding_bag(
             values, weight, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
         )
-        return pooled / offsets.diff().clamp(min=1)[:, None] if self.mean else pooled
+        mean = (feature.get("pooling") or self.pooling) == "mean"
+        return pooled / offsets.diff().clamp(min=1)[:, None] if mean else pooled
 
     def _events(self, table: str, bags: Bags) -> Tensor:
         """(rows, length, dim): the row of each event; zero where there is none."""
