@@ -49,8 +49,9 @@ void check_on_gpu(const PackSpec& spec, at::Device device) {
   for (const TableSpec& table : spec.tables)
     user_check(table.dim <= kCudaDim, "embedding: table \"{}\" has rows of {} elements, but a GPU's have at most {}",
                table.name, table.dim, kCudaDim);
-  user_check(kernel_enabled(Kernel::kEmbedding),
-             "embedding: tables on a GPU need the kernels that DOVETAIL_DISABLE takes away; leave \"embedding\" out of it");
+  user_check(
+      kernel_enabled(Kernel::kEmbedding),
+      "embedding: tables on a GPU need the kernels that DOVETAIL_DISABLE takes away; leave \"embedding\" out of it");
   cuda_kernels();
 }
 
