@@ -128,13 +128,13 @@ class KMeansCommand : public Command {
     const double start = now_seconds();
     const Matrix matrix = read_data();
     hybrid::KMeansData data(matrix.x);
+    const RunFolder folder(folder_path());
     const double read = now_seconds();
     const at::Tensor centres = initial(data);
     const double begun = now_seconds();
     std::vector<hybrid::LloydIteration> lines;
     const hybrid::KMeansResult result = iterate(data, centres, lines);
     const double done = now_seconds();
-    const RunFolder folder(folder_path());
     const Sample sample = take_sample(data, result);
     Json json = to_json(matrix, result, sample.silhouette);
     json["seconds"] = {{"read", read - start}, {"init", begun - read}, {"iterations", done - begun}};
@@ -205,7 +205,7 @@ class KMeansCommand : public Command {
       index.push_back(static_cast<int64_t>(permuted_index(static_cast<uint64_t>(seed_), i, rows)));
     const at::Tensor which = at::tensor(index, at::kLong);
     Sample sample{.x = data.x().index_select(0, which), .labels = result.labels.index_select(0, which)};
-    sample.silhouette = hybrid::silhouette(sample.x, sample.labels, k_);
+    sample.silhouette = hybrid::silhouette(sample.x, sample.labels);
     return sample;
   }
 

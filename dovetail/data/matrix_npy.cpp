@@ -99,8 +99,8 @@ bool read_as(Types<T...>, const std::string_view file, const Header& header, con
              const MatrixColumns& columns, RowTaker& taker, MatrixPart& part) {
   const auto read = [&]<class One>(One*) {
     if (header.type != name_of<One>() && !(header.type == "|b1" && std::is_same_v<One, uint8_t>)) return false;
-    if (file.size() - header.data < static_cast<size_t>(header.rows * header.columns) * sizeof(One))
-      refuse(path, "the file ends within its values");
+    const size_t room = (file.size() - header.data) / sizeof(One), width = static_cast<size_t>(header.columns);
+    if (static_cast<size_t>(header.rows) > room / width) refuse(path, "the file ends within its values");
     read_values<One>(file.data() + header.data, header, columns, taker, part);
     return true;
   };

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
+#include <memory>
 #include <utility>
 
 #include "dovetail/base/error.h"
@@ -145,7 +145,7 @@ class Delimited {
     has_header_ = is_header(fields);
     DelimitedFormat named = format;
     if (!has_header_) named.columns = numbered(fields.size());
-    file_.emplace(path, named);
+    file_ = std::make_unique<DelimitedFile>(path, named);
     ranges_ = file_->ranges(kPartBytes);
   }
 
@@ -194,7 +194,7 @@ class Delimited {
   }
 
   const std::filesystem::path& path_;
-  std::optional<DelimitedFile> file_;
+  std::unique_ptr<DelimitedFile> file_;
   std::vector<RecordRange> ranges_;
   bool has_header_ = false;
 };

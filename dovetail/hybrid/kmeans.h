@@ -12,7 +12,8 @@
 
 namespace dovetail::hybrid {
 
-/// Rows of a shard of k-means: fixed, so that sums are the same bits for any number of threads.
+/// Rows of a shard of k-means: fixed, so that sums are the same bits for any number of threads. Small enough that torch
+/// adds as many numbers on one thread.
 constexpr int64_t kKMeansGrain = 16384;
 
 /// Rows to cluster, with what every iteration needs of them: how far each is from a point near all of them, and its

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -50,24 +51,40 @@ at::Tensor random_rows(const KMeansData& data, int64_t count, uint64_t seed) {
   return rows_at(data, at::tensor(index, at::kLong));
 }
 
-/// Of points (M, D) with a weight each, K by k-means++. Where fewer than K differ, the first of them again.
+/// The same for any number of threads, which torch's sums over more than this many are not.
+double sum_in_order(const at::Tensor& x) {
+  double sum = 0;
+  for (const at::Tensor& part : x.split(kKMeansGrain)) sum += part.sum().item<double>();
+  return sum;
+}
+
+/// Of points (M, D) that were rows, with a weight each, K by k-means++. Where fewer than K differ, the first of them
+/// again.
 at::Tensor plus_plus(const at::Tensor& points, const at::Tensor& weights, int64_t num_centres, Draws& draws) {
   const auto trials = static_cast<int64_t>(2 + std::log(static_cast<double>(num_centres)));
-  const at::Tensor first = draws.from(weights, 1);
-  std::vector<at::Tensor> chosen = {points.index_select(0, first)};
-  at::Tensor closest = (points - chosen[0]).square().sum(1);
+  KMeansData data(points.to(at::kFloat));
+  std::vector<at::Tensor> chosen = {points.index_select(0, draws.from(weights, 1))};
+  data.assign(chosen[0]);  // all labels are 0: `distances` of one centre are those of all points to it
+  at::Tensor closest = data.distances(chosen[0]).squares.clone();
   while (std::ssize(chosen) < num_centres) {
     const at::Tensor mass = closest * weights;
-    if (mass.sum().item<double>() == 0) {
+    if (sum_in_order(mass) == 0) {
       chosen.push_back(chosen[0]);
       continue;
     }
     const at::Tensor candidates = points.index_select(0, draws.from(mass, trials));
-    const at::Tensor squares = (points.unsqueeze(0) - candidates.unsqueeze(1)).square().sum(2);
-    const at::Tensor after = at::minimum(squares, closest);
-    const at::Tensor best = (after * weights).sum(1).argmin();
-    closest = after[best.item<int64_t>()];
-    chosen.push_back(candidates[best.item<int64_t>()].unsqueeze(0));
+    double least = std::numeric_limits<double>::infinity();
+    at::Tensor best, closest_with_best;
+    for (const at::Tensor& candidate : candidates.split(1)) {
+      const at::Tensor after = at::minimum(data.distances(candidate).squares, closest);
+      const double potential = sum_in_order(after * weights);
+      if (potential >= least) continue;
+      least = potential;
+      best = candidate;
+      closest_with_best = after;
+    }
+    chosen.push_back(best);
+    closest = closest_with_best;
   }
   return at::cat(chosen);
 }

@@ -92,10 +92,10 @@ class Centres {
       float* to = as_rows ? row(c) : packed.get() + c / kTileRows * strip_floats + c % kTileRows;
       const int64_t step = as_rows ? 1 : kTileRows;
       double square = 0;
-      for (int64_t p_ = 0; p_ < dim; ++p_) {
-        const double d = p.centres[c * dim + p_] - static_cast<double>(p.shift[p_]);
+      for (int64_t j = 0; j < dim; ++j) {
+        const double d = p.centres[c * dim + j] - static_cast<double>(p.shift[j]);
         square += d * d;
-        to[p_ * step] = static_cast<float>(-2 * d);
+        to[j * step] = static_cast<float>(-2 * d);
       }
       const double length = std::sqrt(square);
       slope.push_back(static_cast<float>(-2 * g * length * (1 + 4 * kUnit)));

@@ -1,0 +1,73 @@
+// Silhouette and principal components against their definitions.
+#include "dovetail/hybrid/cluster_metrics.h"
+
+#include <cmath>
+#include <map>
+
+#include "tests/hybrid/testing.h"
+
+namespace dovetail::hybrid::testing {
+namespace {
+
+double silhouette_reference(const at::Tensor& x, const at::Tensor& labels) {
+  const int64_t n = x.size(0);
+  const auto* label = labels.const_data_ptr<int32_t>();
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    std::map<int32_t, std::pair<double, int64_t>> of_cluster;  // distances, and how many
+    for (int64_t j = 0; j < n; ++j) {
+      if (j == i) continue;
+      auto& [distances, count] = of_cluster[label[j]];
+      distances += (x[i] - x[j]).to(at::kDouble).norm().item<double>();
+      ++count;
+    }
+    const auto own = of_cluster.find(label[i]);
+    if (own == of_cluster.end()) continue;  // alone
+    const double a = own->second.first / static_cast<double>(own->second.second);
+    double b = std::numeric_limits<double>::infinity();
+    for (const auto& [cluster, d] : of_cluster)
+      if (cluster != label[i]) b = std::min(b, d.first / static_cast<double>(d.second));
+    sum += (b - a) / std::max(a, b);
+  }
+  return sum / static_cast<double>(n);
+}
+
+TEST(Silhouette, IsThatOfItsDefinitionWithLabelsLeftOutAndARowAlone) {
+  const at::Tensor x = normal({40, 3}, 1);
+  at::Tensor labels = (at::arange(40, at::kInt) % 3 * 5).to(at::kInt);  // 0, 5 and 10
+  labels[7] = 99;
+  EXPECT_NEAR(silhouette(x, labels), silhouette_reference(x, labels), 1e-6);
+}
+
+TEST(Silhouette, OfOneClusterIsNone) {
+  EXPECT_TRUE(std::isnan(silhouette(normal({5, 2}, 1), at::zeros({5}, at::kInt))));
+}
+
+TEST(PrincipalPlane, HoldsTheLargestEigenvaluesOfTheCovariance) {
+  const at::Tensor x = normal({300, 5}, 1) * at::tensor({1.0f, 9.0f, 0.1f, 4.0f, 1.0f}) + 100;
+  const PrincipalPlane plane = principal_plane(x);
+  const at::Tensor centred = x.to(at::kDouble) - x.to(at::kDouble).mean(0);
+  const at::Tensor variances = std::get<0>(at::linalg_eigh(centred.t().matmul(centred) / 300));  // ascending
+  const double all = variances.sum().item<double>();
+  for (int64_t i = 0; i < 2; ++i) {
+    const double largest = variances[4 - i].item<double>();
+    const at::Tensor direction = plane.directions.select(1, i);
+    EXPECT_NEAR(direction.norm().item<double>(), 1, 1e-12);
+    EXPECT_NEAR(centred.matmul(direction).square().mean().item<double>(), largest, 1e-9 * largest);
+    EXPECT_NEAR(plane.share[i], largest / all, 1e-9);
+    EXPECT_GT(direction[direction.abs().argmax()].item<double>(), 0);
+  }
+  EXPECT_NEAR(plane.directions.select(1, 0).dot(plane.directions.select(1, 1)).item<double>(), 0, 1e-12);
+}
+
+TEST(PrincipalPlane, OfOneRowOrOneColumnHasNoSecondDirection) {
+  for (const at::Tensor& x : {normal({1, 4}, 1), normal({6, 1}, 1)}) {
+    const PrincipalPlane plane = principal_plane(x);
+    EXPECT_EQ(plane.directions.sizes(), at::IntArrayRef({x.size(1), 2}));
+    EXPECT_EQ(plane.directions.select(1, 1).norm().item<double>(), 0);
+    EXPECT_EQ(plane.share[1], 0);
+  }
+}
+
+}  // namespace
+}  // namespace dovetail::hybrid::testing

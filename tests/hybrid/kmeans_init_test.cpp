@@ -1,0 +1,88 @@
+// Initial centres: rows, keyed by the seed, spread as their names say.
+#include "dovetail/hybrid/kmeans_init.h"
+
+#include <set>
+
+#include "tests/hybrid/testing.h"
+
+namespace dovetail::hybrid::testing {
+namespace {
+
+constexpr KMeansInit kAll[] = {KMeansInit::kPlusPlus, KMeansInit::kParallel, KMeansInit::kRandom, KMeansInit::kFirst};
+
+/// Tight clouds far apart: `rows` of them each, and of the first a hundred times as many.
+at::Tensor uneven_clouds(int64_t clouds, int64_t rows) {
+  std::vector<at::Tensor> parts;
+  for (int64_t c = 0; c < clouds; ++c)
+    parts.push_back(normal({c == 0 ? 100 * rows : rows, 4}, static_cast<uint64_t>(c)) * 0.01 +
+                    100 * normal({1, 4}, static_cast<uint64_t>(100 + c)));
+  return at::cat(parts).to(at::kFloat);
+}
+
+/// How many of the centres are equal to a row.
+int64_t rows_among(const at::Tensor& centres, const at::Tensor& x) {
+  return (at::cdist(centres, x.to(at::kDouble), 2, 2).amin(1) == 0).sum().item<int64_t>();
+}
+
+TEST(KMeansInit, TakesRowsAndTheSameOnesForASeedAndAnyNumberOfThreads) {
+  const at::Tensor x = normal({2 * kKMeansGrain + 5, 3}, 1);
+  for (const KMeansInit init : kAll) {
+    at::Tensor first;
+    for (const int threads : {1, 2}) {
+      const Threads now(threads);
+      KMeansData data(x);
+      const at::Tensor centres = initial_centres(data, 12, init, 7);
+      ASSERT_EQ(centres.sizes(), at::IntArrayRef({12, 3}));
+      EXPECT_EQ(rows_among(centres, x), 12);
+      if (first.defined()) expect_same_bits(centres, first);
+      first = centres;
+    }
+    KMeansData data(x);
+    EXPECT_EQ(at::equal(initial_centres(data, 12, init, 8), first), init == KMeansInit::kFirst);
+  }
+}
+
+TEST(KMeansInit, FirstAreTheFirstAndRandomAreDifferentRows) {
+  const at::Tensor x = at::arange(20, at::kFloat).unsqueeze(1);
+  KMeansData data(x);
+  EXPECT_TRUE(at::equal(initial_centres(data, 3, KMeansInit::kFirst, 0), x.slice(0, 0, 3).to(at::kDouble)));
+  const at::Tensor all = initial_centres(data, 20, KMeansInit::kRandom, 3);
+  EXPECT_TRUE(at::equal(std::get<0>(all.sort(0)), x.to(at::kDouble)));
+}
+
+TEST(KMeansInit, DrawsByDistanceFindEveryCloudHoweverSmall) {
+  const at::Tensor x = uneven_clouds(8, 10);
+  for (const KMeansInit init : {KMeansInit::kPlusPlus, KMeansInit::kParallel}) {
+    for (const uint64_t seed : {1, 2, 3, 4, 5}) {
+      KMeansData data(x);
+      const at::Tensor centres = initial_centres(data, 8, init, seed);
+      data.assign(centres);
+      EXPECT_LT(data.distances(centres).squares.max().item<double>(), 1) << "a cloud has no centre";
+    }
+  }
+}
+
+TEST(KMeansInit, RepeatsARowWhereFewerDiffer) {
+  const at::Tensor x = at::tensor({1.0f, 1.0f, 2.0f, 2.0f, 2.0f}).unsqueeze(1);
+  for (const KMeansInit init : {KMeansInit::kPlusPlus, KMeansInit::kParallel}) {
+    KMeansData data(x);
+    const at::Tensor centres = initial_centres(data, 4, init, 1);
+    EXPECT_EQ(rows_among(centres, x), 4);
+    data.assign(centres);
+    EXPECT_EQ(data.distances(centres).inertia, 0);
+  }
+}
+
+TEST(KMeansInit, RefusesMoreCentresThanRowsAndUnknownNames) {
+  KMeansData data(normal({4, 2}, 1));
+  for (const KMeansInit init : kAll) {
+    EXPECT_THROW(initial_centres(data, 5, init, 0), UserError);
+    EXPECT_THROW(initial_centres(data, 0, init, 0), UserError);
+  }
+  EXPECT_EQ(parse_kmeans_init("k-means-parallel"), KMeansInit::kParallel);
+  EXPECT_THROW(parse_kmeans_init("kmeans"), UserError);
+  EXPECT_FALSE(is_kmeans_init("kmeans"));
+}
+
+}  // namespace
+}  // namespace dovetail::hybrid::testing
