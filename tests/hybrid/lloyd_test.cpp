@@ -19,7 +19,9 @@ TEST(Lloyd, IsTheLoopOfItsDefinition) {
   for (const LloydIteration& line : lines) {
     const Reference step = assign_reference(x, centres);
     EXPECT_NEAR(line.inertia, step.inertia, 1e-9 * step.inertia) << line.iteration;
-    if (before.defined()) EXPECT_EQ(line.changed, (step.labels != before).sum().item<int64_t>()) << line.iteration;
+    if (before.defined()) {
+      EXPECT_EQ(line.changed, (step.labels != before).sum().item<int64_t>()) << line.iteration;
+    }
     before = step.labels;
     const at::Tensor next = step.sums / step.counts.unsqueeze(1);
     EXPECT_NEAR(line.shift, (next - centres).norm().item<double>(), 1e-9 * (1 + line.shift));
