@@ -109,9 +109,14 @@ struct Trained {
     return outcome;
   }
 
-  /// What a step tells beside its outcome.
+  /// What a step tells beside its outcome; errors in dB to nine digits behind the point, since a recorded step adds them
+  /// up in another order.
   nlohmann::ordered_json told(int64_t number) {
-    return {quantization->statistics(number), load->statistics(number, *group)};
+    nlohmann::ordered_json of_tensors = quantization->statistics(number);
+    for (auto& tensor : of_tensors.at("tensors"))
+      if (tensor.at("sqnr_db").is_number())
+        tensor.at("sqnr_db") = std::round(tensor.at("sqnr_db").get<double>() * 1e9) / 1e9;
+    return {of_tensors, load->statistics(number, *group)};
   }
   std::map<std::string, at::Tensor> tensors() const {
     std::map<std::string, at::Tensor> all = optimizer->tensors();
