@@ -1,20 +1,27 @@
 #pragma once
 
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "dovetail/plan/check.h"
+#include "dovetail/plan/packing.h"
 #include "dovetail/train/expert_load.h"
+#include "dovetail/train/planned_step.h"
 #include "dovetail/train/quantization.h"
 #include "dovetail/train/router_bias.h"
 #include "dovetail/train/step.h"
+#include "tests/base/temporary_folder.h"
 
 namespace dovetail::test {
 
@@ -109,8 +116,8 @@ struct Trained {
     return outcome;
   }
 
-  /// What a step tells beside its outcome; errors in dB to nine digits behind the point, since a recorded step adds them
-  /// up in another order.
+  /// What a step tells beside its outcome; errors in dB to nine digits behind the point, since a recorded step adds
+  /// them up in another order.
   nlohmann::ordered_json told(int64_t number) {
     nlohmann::ordered_json of_tensors = quantization->statistics(number);
     for (auto& tensor : of_tensors.at("tensors"))
@@ -125,5 +132,51 @@ struct Trained {
     return all;
   }
 };
+
+/// Against the same training without a plan.
+inline void gives_the_same_bits_within_its_budget(const Case& of) {
+  Trained plain(of);
+  std::vector<StepOutcome> expected;
+  std::vector<nlohmann::ordered_json> told;
+  for (int i = 1; i <= kSteps; ++i) {
+    expected.push_back(plain.run(i));
+    told.push_back(plain.told(i));
+  }
+  const TemporaryFolder folder;
+  // Where tensors go does not depend on recipes and experts: to memory, too, in the plain models.
+  std::vector<std::filesystem::path> tiers = {folder.path()};
+  if (of.recipe == std::string_view("fp32") && of.experts == nullptr) tiers.emplace_back();
+  for (const std::filesystem::path& tier : tiers) {
+    SCOPED_TRACE(tier.empty() ? "memory" : "disk");
+    Trained planned(of);
+    planned.step->plan_memory({.budget = of.budget, .folder = tier, .solve_s = 0.5});
+    for (int i = 1; i <= kSteps; ++i) {
+      const StepOutcome outcome = planned.run(i);
+      if (i != 12) {
+        EXPECT_EQ(outcome.loss, expected[i - 1].loss) << "step " << i;
+        EXPECT_EQ(outcome.grad_norm, expected[i - 1].grad_norm) << "step " << i;
+        EXPECT_EQ(outcome.router_loss, expected[i - 1].router_loss) << "step " << i;
+      }
+      EXPECT_EQ(outcome.tokens, expected[i - 1].tokens) << "step " << i;
+      EXPECT_EQ(outcome.skipped, i == 12);
+      EXPECT_EQ(outcome.stop, i == 15);
+      EXPECT_EQ(planned.told(i), told[static_cast<size_t>(i - 1)]) << "step " << i;
+    }
+    const auto& report = planned.step->memory_plan()->report();
+    ASSERT_TRUE(report.has_value());
+    EXPECT_LE(report->step_bytes, report->budget_bytes);
+    EXPECT_LT(report->budget_bytes, report->keep_all_bytes);
+    const int64_t measured = planned.step->memory_plan()->measured_bytes();
+    EXPECT_LT(measured, report->step_bytes + plan::kPage);
+    EXPECT_GE(measured, static_cast<int64_t>(0.97 * static_cast<double>(report->step_bytes)));
+    EXPECT_GT(report->offloaded_bytes + report->again_bytes + report->compressed_bytes, 0);
+    planned.step->memory_plan()->write(folder.path());
+    const plan::Graph graph = plan::read_graph(folder / "graph.json");
+    EXPECT_LE(plan::check(graph, plan::read_plan(folder / "plan.json", graph)).peak_bytes, report->step_bytes);
+    const auto a = plain.tensors(), b = planned.tensors();
+    for (const auto& [name, tensor] : a) EXPECT_TRUE(torch::equal(tensor, b.at(name))) << name;
+    EXPECT_EQ(planned.optimizer->updates(), kSteps - 1);
+  }
+}
 
 }  // namespace dovetail::test
