@@ -121,7 +121,8 @@ class Faiss:
         import faiss
 
         faiss.omp_set_num_threads(threads)
-        stats = self.train(centres, 2).iteration_stats
+        clustering = self.train(centres, 2)  # whose statistics live as long as it does
+        stats = clustering.iteration_stats
         return stats.at(1).time - stats.at(0).time, None
 
     def after(self, centres: numpy.ndarray, threads: int) -> numpy.ndarray:
