@@ -27,7 +27,6 @@ HWY_INLINE void transpose_shifted(const float* x, int64_t rows, int64_t dim, con
   int64_t i = 0;
 #if HWY_TARGET != HWY_SCALAR
   const hn::FixedTag<float, 4> d;
-  const hn::RepartitionToWide<decltype(d)> dw;
   for (; i < kTileColumns; i += 4) {
     const float *r0 = line(i), *r1 = line(i + 1), *r2 = line(i + 2), *r3 = line(i + 3);
     float* out = to + i;
@@ -36,14 +35,7 @@ HWY_INLINE void transpose_shifted(const float* x, int64_t rows, int64_t dim, con
       const auto s = hn::LoadU(d, shift + p);
       const auto v0 = hn::Sub(hn::LoadU(d, r0 + p), s), v1 = hn::Sub(hn::LoadU(d, r1 + p), s),
                  v2 = hn::Sub(hn::LoadU(d, r2 + p), s), v3 = hn::Sub(hn::LoadU(d, r3 + p), s);
-      const auto low01 = hn::BitCast(dw, hn::InterleaveLower(d, v0, v1));
-      const auto low23 = hn::BitCast(dw, hn::InterleaveLower(d, v2, v3));
-      const auto high01 = hn::BitCast(dw, hn::InterleaveUpper(d, v0, v1));
-      const auto high23 = hn::BitCast(dw, hn::InterleaveUpper(d, v2, v3));
-      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, low01, low23)), d, out);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, low01, low23)), d, out + kTileColumns);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, high01, high23)), d, out + 2 * kTileColumns);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, high01, high23)), d, out + 3 * kTileColumns);
+      store_transposed(v0, v1, v2, v3, out, kTileColumns);
     }
     for (; p < dim; ++p, out += kTileColumns) {
       out[0] = r0[p] - shift[p];

@@ -234,6 +234,23 @@ struct Lines {
   Lines from(int64_t i) const { return index ? Lines{first, stride, index + i} : Lines{first + i * stride, stride}; }
 };
 
+#if HWY_TARGET != HWY_SCALAR
+/// to[p * to_stride + i] = element p of v_i, four of four.
+template <class V>
+HWY_INLINE void store_transposed(V v0, V v1, V v2, V v3, float* HWY_RESTRICT to, int64_t to_stride) {
+  const hn::FixedTag<float, 4> d;
+  const hn::RepartitionToWide<decltype(d)> dw;
+  const auto low01 = hn::BitCast(dw, hn::InterleaveLower(d, v0, v1));
+  const auto low23 = hn::BitCast(dw, hn::InterleaveLower(d, v2, v3));
+  const auto high01 = hn::BitCast(dw, hn::InterleaveUpper(d, v0, v1));
+  const auto high23 = hn::BitCast(dw, hn::InterleaveUpper(d, v2, v3));
+  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, low01, low23)), d, to);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, low01, low23)), d, to + to_stride);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, high01, high23)), d, to + 2 * to_stride);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, high01, high23)), d, to + 3 * to_stride);
+}
+#endif
+
 /// to[p * to_stride + i] = from[i][p] for i < count and p < k. While four rows are read the next four are asked for, up
 /// to row `upcoming`: 0 where all are in the first-level cache.
 HWY_INLINE void transpose(const Lines& from, int64_t count, int64_t k, float* HWY_RESTRICT to, int64_t to_stride,
@@ -243,7 +260,6 @@ HWY_INLINE void transpose(const Lines& from, int64_t count, int64_t k, float* HW
   // Known before their loop, so that of a constant count the compiler sees how many rows are left.
   in_fours = count / 4 * 4;
   const hn::FixedTag<float, 4> d;
-  const hn::RepartitionToWide<decltype(d)> dw;
   for (int64_t i = 0; i < in_fours; i += 4) {
     const float *r0 = from[i], *r1 = from[i + 1], *r2 = from[i + 2], *r3 = from[i + 3];
     float* out = to + i;
@@ -254,14 +270,7 @@ HWY_INLINE void transpose(const Lines& from, int64_t count, int64_t k, float* HW
       if (const float* row = next[p / 4 % 4]) hwy::Prefetch(row + p / kLineFloats * kLineFloats);
       const auto v0 = hn::LoadU(d, r0 + p), v1 = hn::LoadU(d, r1 + p), v2 = hn::LoadU(d, r2 + p),
                  v3 = hn::LoadU(d, r3 + p);
-      const auto low01 = hn::BitCast(dw, hn::InterleaveLower(d, v0, v1));
-      const auto low23 = hn::BitCast(dw, hn::InterleaveLower(d, v2, v3));
-      const auto high01 = hn::BitCast(dw, hn::InterleaveUpper(d, v0, v1));
-      const auto high23 = hn::BitCast(dw, hn::InterleaveUpper(d, v2, v3));
-      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, low01, low23)), d, out);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, low01, low23)), d, out + to_stride);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, high01, high23)), d, out + 2 * to_stride);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, high01, high23)), d, out + 3 * to_stride);
+      store_transposed(v0, v1, v2, v3, out, to_stride);
     }
     for (; p < k; ++p, out += to_stride) {
       out[0] = r0[p];
