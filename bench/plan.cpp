@@ -6,7 +6,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -23,9 +22,11 @@
 #include "dovetail/plan/algorithms.h"
 #include "dovetail/plan/capture.h"
 #include "dovetail/plan/executor.h"
+#include "dovetail/plan/outcome.h"
 #include "dovetail/plan/packing.h"
 #include "dovetail/plan/placed.h"
 #include "dovetail/plan/profile.h"
+#include "tests/plan/momentum_step.h"
 
 namespace dovetail::plan {
 namespace {
@@ -41,72 +42,28 @@ struct Arguments {
 };
 
 /// Forward, backward and a step of SGD with momentum.
-class Training {
+class Training : public MomentumStep {
  public:
   explicit Training(const Arguments& a)
-      : model_(make_vision_model({.preset = a.model, .height = a.size, .width = a.size})) {
+      : MomentumStep(1e-3), model_(make_vision_model({.preset = a.model, .height = a.size, .width = a.size})) {
     initialize(*model_, 1);
     const int64_t classes = model_->config().classes;
     images_ = at::randn({a.batch, 3, a.size, a.size});
     targets_ =
         a.model == "unet" ? at::randint(0, classes, {a.batch, a.size, a.size}) : at::randint(0, classes, {a.batch});
-    for (const auto& item : model_->named_parameters()) {
-      parameters_.emplace_back(item.key(), item.value());
-      state_.emplace_back(item.key() + ".momentum", at::zeros_like(item.value()));
-    }
-    for (const auto& item : model_->named_buffers()) state_.emplace_back(item.key(), item.value());
+    for (const auto& item : model_->named_parameters()) add_parameter(item.key(), item.value());
+    for (const auto& item : model_->named_buffers()) add_state(item.key(), item.value());
   }
 
   std::vector<at::Tensor> operator()() {
-    for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
+    forget_gradients();
     const LossSum loss = model_->loss(images_, targets_);
-    const at::Tensor mean = loss.sum / static_cast<double>(loss.weight);
-    torch::autograd::backward({mean}, {});
-    const at::NoGradGuard no_grad;
-    for (size_t p = 0; p < parameters_.size(); ++p) {
-      state_[p].second.mul_(0.9).add_(parameters_[p].second.grad());
-      parameters_[p].second.add_(state_[p].second, -1e-3);
-    }
-    return {mean.detach()};
-  }
-
-  StepTensors tensors() const {
-    return {.inputs = {{"images", images_}, {"targets", targets_}}, .parameters = parameters_, .state = state_};
-  }
-
-  std::vector<at::Tensor> values() const {
-    std::vector<at::Tensor> out;
-    for (const auto* list : {&parameters_, &state_})
-      for (const auto& [name, tensor] : *list) out.push_back(tensor.detach().clone());
-    return out;
-  }
-  void set(const std::vector<at::Tensor>& values) {
-    const at::NoGradGuard no_grad;
-    size_t i = 0;
-    for (auto* list : {&parameters_, &state_})
-      for (auto& [name, tensor] : *list) tensor.copy_(values[i++]);
+    return train(loss.sum / static_cast<double>(loss.weight));
   }
 
  private:
   std::shared_ptr<VisionModel> model_;
-  at::Tensor images_, targets_;
-  std::vector<std::pair<std::string, at::Tensor>> parameters_, state_;
 };
-
-/// Bytes of each fate: copied out, and made again.
-struct Moved {
-  int64_t offloaded = 0, again = 0;
-};
-Moved moved(const Graph& graph, const Plan& plan) {
-  Moved out;
-  std::vector<int> runs(graph.nodes.size());
-  for (const Action& action : plan.actions) {
-    if (action.op == Op::kOffload) out.offloaded += graph.tensors[action.tensor].bytes;
-    if (action.op == Op::kCompute && runs[action.node]++ > 0)
-      for (const int t : graph.nodes[action.node].outputs) out.again += graph.tensors[t].bytes;
-  }
-  return out;
-}
 
 double ratio_of(int64_t a, int64_t b) { return static_cast<double>(a) / static_cast<double>(b); }
 double mib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
@@ -212,15 +169,15 @@ class Trial {
       training_();
       eager_s = std::min(eager_s, now_seconds() - eager_start_s);
     }
-    const Moved what = moved(planned.graph, plan);
+    const PlanOutcome outcome = outcome_of(planned.graph, plan, solution.schedule.timeline);
     const double predicted_s = solution.schedule.expected_s;
     const int64_t predicted_bytes = placed.layout.bytes, measured_bytes = executor.resident_bytes();
     fmt::print(
         "{:>6.2f} {:>9.1f} {:>9.1f} {:>7.4f} {:>8.1f}ms {:>8.1f}ms {:>7.3f} {:>8.3f} {:>9.1f} {:>9.1f} {:>8.1f} "
         "{:>5}\n",
         ratio, mib(budget), mib(measured_bytes), ratio_of(measured_bytes, predicted_bytes), predicted_s * 1e3,
-        measured_s * 1e3, measured_s / predicted_s, measured_s / eager_s, mib(what.offloaded), mib(what.again),
-        solution.seconds, same ? "same" : "DIFFER");
+        measured_s * 1e3, measured_s / predicted_s, measured_s / eager_s, mib(outcome.to_host_bytes),
+        mib(outcome.again_bytes), solution.seconds, same ? "same" : "DIFFER");
     return {{"ratio", ratio},
             {"budget_bytes", budget},
             {"simulated_peak_bytes", solution.schedule.timeline.peak_bytes},
@@ -231,8 +188,8 @@ class Trial {
             {"measured_s", measured_s},
             {"eager_s", eager_s},
             {"bound_s", solution.bound_s},
-            {"offloaded_bytes", what.offloaded},
-            {"again_bytes", what.again},
+            {"offloaded_bytes", outcome.to_host_bytes},
+            {"again_bytes", outcome.again_bytes},
             {"solve_s", solution.seconds},
             {"complete", solution.complete},
             {"same_bits", same},

@@ -34,9 +34,8 @@ struct LinearStatistics {
 /// Row and column copies are made from one read of the tensor. Backward keeps the column copy of x alone, and Linears
 /// that read the same x one after another share it. Where x stays in any case, backward keeps that instead, and where
 /// there is a prologue what the prologue read, which the prologue's own backward needs anyhow; the column copy is made
-/// then. In a recorded step
-/// the column copy is an operation of backward. On the CPU the prologue's result never exists: the quantizer takes it a
-/// few rows at a time.
+/// then. In a recorded step the column copy is an operation of backward. On the CPU the prologue's result never exists:
+/// the quantizer takes it a few rows at a time.
 ///
 /// Products are emulated: what is quantized goes on as bfloat16, in which every format is exact (see `dequantize`), and
 /// is added up in FP32; on a CPU without bfloat16 instructions, for float32 x, and where a scale is not a power of two,

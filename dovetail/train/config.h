@@ -74,7 +74,7 @@ struct PrecisionSection {
 struct MemorySection {
   std::string budget;  ///< plan::parse_budget; empty: none
   std::string folder;  ///< of the disk tier; empty: memory beyond the budget
-  std::vector<std::string> allow = {"offload", "recompute", "compress", "algorithms"};  ///< PlannedStep::techniques
+  std::vector<std::string> allow = {"offload", "recompute", "compress", "algorithms"};  ///< PlannedStep::kTechniques
   double solve_s = 30;
   void describe(Section& s);
   bool operator==(const MemorySection&) const = default;

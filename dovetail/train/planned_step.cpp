@@ -14,6 +14,7 @@
 #include "dovetail/plan/budget.h"
 #include "dovetail/plan/executor.h"
 #include "dovetail/plan/fit.h"
+#include "dovetail/plan/outcome.h"
 #include "dovetail/plan/packable.h"
 #include "dovetail/plan/packing.h"
 #include "dovetail/plan/placed.h"
@@ -136,34 +137,27 @@ struct PlannedStep::State {
     quick.time_limit_s /= kShareOfCurve;
     if (options.curve_budgets > 0)
       curve = plan::trade_off(graph.graph, quick, all.peak_bytes, options.curve_budgets, solution);
+    const plan::PlanOutcome outcome = plan::outcome_of(graph.graph, plan, solution.schedule.timeline);
     MemoryPlanReport made{.budget_bytes = graph.graph.budget_bytes,
                           .keep_all_bytes = all.peak_bytes,
                           .floor_bytes = plan::floor_of(graph.graph, solve_options(options)).bytes,
+                          .offloaded_bytes = outcome.to_host_bytes,
+                          .again_bytes = outcome.again_bytes,
                           .nodes = static_cast<int>(graph.nodes.size()),
                           .predicted_s = solution.schedule.expected_s,
                           .keep_all_s = all.makespan_s,
                           .solve_s = solved_s,
                           .bandwidth = graph.graph.bandwidth};
-    count_moved(made);
+    for (const plan::PackedOutcome& packed : outcome.packed) {
+      made.compressed_bytes += packed.bytes;
+      made.packed_bytes += packed.packed_bytes;
+    }
     executor.emplace(*captured, graph, plan, plan::Executor::Options{.folder = options.folder});
     options.paged.reset();
     made.step_bytes = executor->arena_bytes() + graph.graph.base_bytes;
     DOVETAIL_CHECK(made.step_bytes <= made.budget_bytes, "a plan takes {} bytes of a budget of {}", made.step_bytes,
                    made.budget_bytes);
     report = made;
-  }
-
-  void count_moved(MemoryPlanReport& made) const {
-    std::vector<int> runs(graph.nodes.size());
-    for (const plan::Action& action : plan.actions) {
-      if (action.op == plan::Op::kOffload) made.offloaded_bytes += graph.graph.tensors[action.tensor].bytes;
-      if (action.op == plan::Op::kCompress) {
-        made.compressed_bytes += graph.graph.tensors[action.tensor].bytes;
-        made.packed_bytes += graph.graph.packed_bytes(action.tensor, action.codec);
-      }
-      if (action.op == plan::Op::kCompute && runs[action.node]++ > 0)
-        for (const int t : graph.graph.nodes[action.node].outputs) made.again_bytes += graph.graph.tensors[t].bytes;
-    }
   }
 };
 
