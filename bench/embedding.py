@@ -15,7 +15,6 @@ import argparse
 import ctypes
 import importlib.metadata
 import json
-import os
 import pathlib
 import statistics
 import subprocess
@@ -24,9 +23,11 @@ import time
 
 import torch
 from dovetail.embedding import EmbeddingCollection, Table
+from peers import machine, peer_folder
 from torch import Tensor, nn
+from zipf import ZIPF, distinct_rows, draw_batches
 
-DIM, SAMPLES, BATCHES, ZIPF = 64, 4096, 8, 1.1
+DIM, SAMPLES, BATCHES = 64, 4096, 8
 PEER = "fbgemm-gpu-cpu==1.6.0"
 # (side, peer, threads or None for any) -> at least this ratio of their samples/s
 CLAIMS = [
@@ -40,11 +41,7 @@ CLAIMS = [
 
 def add_peer() -> None:
     """FBGEMM in a folder of its own: a peer, which is no dependency."""
-    cache = pathlib.Path(
-        os.environ.get("DOVETAIL_CACHE")
-        or pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "dovetail"
-    )
-    folder = cache / "peers" / PEER.replace("==", "-")
+    folder = peer_folder(PEER.replace("==", "-"))
     if not (folder / "fbgemm_gpu").exists():
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check"]
         subprocess.run([*command, "--target", str(folder), PEER], check=True)
@@ -109,23 +106,6 @@ SIDES = {
 STATE = {"rowwise_adagrad": 1, "sgd": 0, "adam": 2 * DIM, "adagrad": DIM}  # floats a row
 
 
-def draw_batches(options) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    weight = torch.arange(1, options.rows + 1, dtype=torch.float64) ** -ZIPF
-    upto = weight.cumsum(0) / weight.sum()
-    rows = [torch.randperm(options.rows, generator=generator) for _ in range(options.tables)]
-
-    def ids(table: int) -> Tensor:
-        rank = torch.searchsorted(upto, torch.rand(SAMPLES, dtype=torch.float64, generator=generator))
-        return rows[table][rank.clamp(max=options.rows - 1)]
-
-    return [torch.cat([ids(table) for table in range(options.tables)]) for _ in range(BATCHES)]
-
-
-def distinct_rows(options, batches: list[Tensor]) -> float:
-    return sum(len(ids.unique()) for batch in batches for ids in batch.view(options.tables, SAMPLES)) / len(batches)
-
-
 def moved_bytes(options, optimizer: str, distinct: float) -> float:
     lookups = options.tables * SAMPLES
     rows_forward, rows_update = distinct * DIM, 2 * distinct * (DIM + STATE[optimizer])
@@ -164,7 +144,7 @@ def measure(options, sides: dict, batches: list[Tensor], threads: int) -> dict:
             side.step(batches[round_index % BATCHES], offsets, gradient)
             if round_index > 0:  # the first touches memory
                 times[name].append(time.perf_counter() - begin)
-    bandwidth, distinct = copy_bandwidth(), distinct_rows(options, batches)
+    bandwidth, distinct = copy_bandwidth(), distinct_rows(batches, options.tables)
     lines = {}
     for name, seconds in times.items():
         moved = moved_bytes(options, SIDES[name][1], distinct)
@@ -186,12 +166,6 @@ def measure(options, sides: dict, batches: list[Tensor], threads: int) -> dict:
         if only in (None, threads)
     ]
     return {"threads": threads, "copy_bytes_per_s": bandwidth, "sides": lines, "claims": claims}
-
-
-def machine() -> dict:
-    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
-    return {"cpu": name, "simd": torch.backends.cpu.get_cpu_capability(), "load_average": os.getloadavg()[0]}
 
 
 def report(result: dict) -> bool:
@@ -225,7 +199,7 @@ def main() -> int:
     options = parser.parse_args()
     keep_freed_memory()
     add_peer()
-    batches = draw_batches(options)
+    batches = draw_batches(BATCHES, options.tables, options.rows, SAMPLES)
     sides = {name: make(options, optimizer) for name, (make, optimizer) in SIDES.items()}
     result = {
         "benchmark": "embedding",

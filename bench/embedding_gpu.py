@@ -18,28 +18,12 @@ import sys
 import torch
 from dovetail.embedding import EmbeddingCollection, Table
 from torch import Tensor
+from zipf import distinct_rows, draw_batches
 
-DIM, BATCHES, ZIPF = 64, 8, 1.1
+DIM, BATCHES = 64, 8
 STATE = {"rowwise_adagrad": 1, "sgd": 0, "adam": 2 * DIM}  # floats a row
 ELEMENT = {"fp32": 4, "bf16": 2}
 CLAIMS = {"forward": 0.75, "backward": 0.40}
-
-
-def draw_batches(options) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    weight = torch.arange(1, options.rows + 1, dtype=torch.float64) ** -ZIPF
-    upto = weight.cumsum(0) / weight.sum()
-    rows = [torch.randperm(options.rows, generator=generator) for _ in range(options.tables)]
-
-    def ids(table: int) -> Tensor:
-        rank = torch.searchsorted(upto, torch.rand(options.samples, dtype=torch.float64, generator=generator))
-        return rows[table][rank.clamp(max=options.rows - 1)]
-
-    return [torch.cat([ids(table) for table in range(options.tables)]).cuda() for _ in range(BATCHES)]
-
-
-def distinct_rows(options, batches: list[Tensor]) -> float:
-    return sum(len(ids.unique()) for batch in batches for ids in batch.view(options.tables, -1)) / len(batches)
 
 
 def moved_bytes(options, optimizer: str, row_dtype: str, distinct: float) -> dict[str, float]:
@@ -70,7 +54,7 @@ def measure(options, batches: list[Tensor]) -> list[dict]:
     names = [f"table_{i}" for i in range(options.tables)]
     offsets = torch.arange(options.tables * options.samples + 1, device="cuda")
     gradient = torch.randn(options.samples, options.tables * DIM, device="cuda")
-    bandwidth, distinct = copy_bandwidth(), distinct_rows(options, batches)
+    bandwidth, distinct = copy_bandwidth(), distinct_rows(batches, options.tables)
     lines = []
     for row_dtype in options.dtypes.split(","):
         for optimizer in STATE:
@@ -108,7 +92,8 @@ def main() -> int:
         return 2
     result = {"benchmark": "embedding_gpu", "gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     result |= {name: getattr(options, name) for name in ["samples", "tables", "rows", "rounds"]}
-    result["results"] = measure(options, draw_batches(options))
+    batches = draw_batches(BATCHES, options.tables, options.rows, options.samples)
+    result["results"] = measure(options, [batch.cuda() for batch in batches])
     holds = True
     print(f"{result['gpu']}, copy {result['results'][0]['copy_bytes_per_s'] / 1e9:.0f} GB/s")
     for line in result["results"]:

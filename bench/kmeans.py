@@ -27,6 +27,7 @@ import time
 import dovetail  # noqa: F401  registers torch.ops.dovetail
 import numpy
 import torch
+from peers import machine, peer_folder
 from threadpoolctl import threadpool_limits
 
 COLUMNS = 100
@@ -38,11 +39,7 @@ SAME_INERTIA = 1e-6
 
 def add_peers() -> None:
     """The peers in a folder of their own; their dependencies are scikit-learn's, which the environment has."""
-    cache = pathlib.Path(
-        os.environ.get("DOVETAIL_CACHE")
-        or pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "dovetail"
-    )
-    folder = cache / "peers" / "-".join(["kmeans", *(peer.split("==")[1] for peer in PEERS)])
+    folder = peer_folder("-".join(["kmeans", *(peer.split("==")[1] for peer in PEERS)]))
     if not (folder / ".ready").exists():
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed"]
         options = ["--disable-pip-version-check", "--no-warn-script-location", "--prefix", str(folder)]
@@ -254,12 +251,6 @@ def report(line: dict) -> bool:
         flush=True,
     )
     return fast and same
-
-
-def machine() -> dict:
-    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
-    return {"cpu": name, "simd": torch.backends.cpu.get_cpu_capability(), "load_average": os.getloadavg()[0]}
 
 
 def main() -> int:

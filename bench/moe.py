@@ -23,6 +23,7 @@ import time
 
 import torch
 from dovetail import functional
+from peers import machine
 from torch import Tensor
 
 SHAPES = [
@@ -210,12 +211,6 @@ def measure_shape(options, shape: dict, dtype: str) -> dict:
             for name, seconds in times.items()
         },
     }
-
-
-def machine() -> dict:
-    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
-    return {"cpu": name, "simd": torch.backends.cpu.get_cpu_capability(), "load_average": os.getloadavg()[0]}
 
 
 def report(result: dict) -> bool:
