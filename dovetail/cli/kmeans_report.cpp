@@ -123,13 +123,11 @@ std::string chart(const char* title, const std::string& body) {
 }  // namespace
 
 std::string kmeans_page(const KMeansPage& page) {
-  std::string html = fmt::format(
-      "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{} · Dovetail</title>\n"
-      "<style>{}</style>\n</head>\n<body>\n<main>\n<header><div>\n<div class=\"brand\"><b>Dovetail</b> k-means "
-      "report</div>\n<h1>{}</h1>\n<p class=\"verdict\">{}</p>\n<p class=\"where\">{}</p>\n</div></header>\n",
-      escape_html(page.title), kReportStyle, escape_html(page.title), escape_html(page.verdict),
-      escape_html(page.where));
+  std::string html = page_head(page.title);
+  html += fmt::format(
+      "<header><div>\n<div class=\"brand\"><b>Dovetail</b> k-means report</div>\n<h1>{}</h1>\n"
+      "<p class=\"verdict\">{}</p>\n<p class=\"where\">{}</p>\n</div></header>\n",
+      escape_html(page.title), escape_html(page.verdict), escape_html(page.where));
   html += "<div class=\"tiles\">\n";
   for (const auto& [label, value] : page.figures)
     html += fmt::format("<div class=\"tile\"><div class=\"label\">{}</div><div class=\"value\">{}</div></div>\n",

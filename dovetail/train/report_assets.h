@@ -9,6 +9,9 @@ namespace dovetail {
 extern const std::string_view kReportStyle;
 extern const std::string_view kReportScript;
 
+/// A page up to its content, which `</main>` ends: its head with the style sheet.
+std::string page_head(const std::string& title);
+
 /// Text as it may stand in an element or an attribute.
 std::string escape_html(const std::string& text);
 

@@ -181,6 +181,14 @@ std::string commands(const Json& data) {
 
 }  // namespace
 
+std::string page_head(const std::string& title) {
+  return fmt::format(
+      "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{} · Dovetail</title>\n"
+      "<style>{}</style>\n</head>\n<body>\n<main>\n",
+      escape_html(title), kReportStyle);
+}
+
 std::string escape_html(const std::string& text) {
   std::string html;
   html.reserve(text.size());
@@ -209,12 +217,7 @@ std::string escape_html(const std::string& text) {
 }
 
 std::string report_page(const Json& data) {
-  std::string html = fmt::format(
-      "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{} · Dovetail</title>\n<style>",
-      escaped(data, "name"));
-  html += kReportStyle;
-  html += "</style>\n</head>\n<body>\n<main>\n";
+  std::string html = page_head(data.at("name").get<std::string>());
   html += header(data) + tiles(data) + fmt::format(kAxes, escaped(data, "unit")) + kControls + samples(data) +
           memory(data) + experts(data) + quantization(data) + decisions(data) + machine(data) + commands(data);
   html += fmt::format(
