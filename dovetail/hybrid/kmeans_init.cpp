@@ -58,52 +58,85 @@ double sum_in_order(const at::Tensor& x) {
   return sum;
 }
 
-/// Of points (M, D) that were rows, with a weight each, K by k-means++. Where fewer than K differ, the first of them
-/// again.
-at::Tensor plus_plus(const at::Tensor& points, const at::Tensor& weights, int64_t num_centres, Draws& draws) {
-  const auto trials = static_cast<int64_t>(2 + std::log(static_cast<double>(num_centres)));
-  KMeansData data(points.to(at::kFloat));
-  std::vector<at::Tensor> chosen = {points.index_select(0, draws.from(weights, 1))};
-  data.assign(chosen[0]);  // all labels are 0: `distances` of one centre are those of all points to it
-  at::Tensor closest = data.distances(chosen[0]).squares.clone();
-  while (std::ssize(chosen) < num_centres) {
-    const at::Tensor mass = closest * weights;
-    if (sum_in_order(mass) == 0) {
-      chosen.push_back(chosen[0]);
-      continue;
-    }
-    const at::Tensor candidates = points.index_select(0, draws.from(mass, trials));
+/// What k-means++ chooses from.
+class PointSet {
+ public:
+  virtual ~PointSet() = default;
+  virtual at::Tensor at(const at::Tensor& index) const = 0;
+  /// What each point weighs by itself (M), float64.
+  virtual at::Tensor weights() const = 0;
+  /// The same times its squared distance to the closest point that was included.
+  virtual at::Tensor potentials() const = 0;
+  /// Which of the candidates, included, would leave the least sum of potentials.
+  virtual int64_t best_of(const at::Tensor& candidates) = 0;
+  /// Returns the sum of potentials.
+  virtual double include(const at::Tensor& point) = 0;
+};
+
+/// All rows, without a matrix of all differences.
+class AllRows : public PointSet {
+ public:
+  explicit AllRows(KMeansData& data) : data_(data) { data.forget_closest(); }
+  at::Tensor at(const at::Tensor& index) const override { return rows_at(data_, index); }
+  at::Tensor weights() const override { return at::ones({data_.rows()}, at::kDouble); }
+  at::Tensor potentials() const override { return data_.closest(); }
+  int64_t best_of(const at::Tensor& candidates) override {
+    return data_.potentials(candidates).argmin().item<int64_t>();
+  }
+  double include(const at::Tensor& point) override { return data_.include(point); }
+
+ private:
+  KMeansData& data_;
+};
+
+/// Points (M, D) that were rows, with a weight each.
+class WeightedPoints : public PointSet {
+ public:
+  WeightedPoints(const at::Tensor& points, const at::Tensor& weights)
+      : points_(points), weights_(weights), data_(points.to(at::kFloat)) {
+    data_.assign(points.slice(0, 0, 1));  // all labels are 0: `distances` of one centre are those of all points to it
+    closest_ = at::full_like(weights, std::numeric_limits<double>::infinity());
+  }
+  at::Tensor at(const at::Tensor& index) const override { return points_.index_select(0, index); }
+  at::Tensor weights() const override { return weights_; }
+  at::Tensor potentials() const override { return closest_ * weights_; }
+  int64_t best_of(const at::Tensor& candidates) override {
+    int64_t best = 0;
     double least = std::numeric_limits<double>::infinity();
-    at::Tensor best, closest_with_best;
-    for (const at::Tensor& candidate : candidates.split(1)) {
-      const at::Tensor after = at::minimum(data.distances(candidate).squares, closest);
-      const double potential = sum_in_order(after * weights);
+    for (int64_t i = 0; i < candidates.size(0); ++i) {
+      const double potential = sum_in_order(closest_with(candidates.slice(0, i, i + 1)) * weights_);
       if (potential >= least) continue;
       least = potential;
-      best = candidate;
-      closest_with_best = after;
+      best = i;
     }
-    chosen.push_back(best);
-    closest = closest_with_best;
+    return best;
   }
-  return at::cat(chosen);
-}
+  double include(const at::Tensor& point) override {
+    closest_ = closest_with(point);
+    return sum_in_order(potentials());
+  }
 
-/// The same of all rows, without a matrix of all differences.
-at::Tensor plus_plus_of_rows(KMeansData& data, int64_t num_centres, Draws& draws) {
+ private:
+  at::Tensor closest_with(const at::Tensor& point) { return at::minimum(data_.distances(point).squares, closest_); }
+
+  at::Tensor points_, weights_, closest_;
+  KMeansData data_;
+};
+
+/// K of the points by k-means++, each the best of some that are drawn. Where fewer than K differ, the first of them
+/// again.
+at::Tensor plus_plus(PointSet&& points, int64_t num_centres, Draws& draws) {
   const auto trials = static_cast<int64_t>(2 + std::log(static_cast<double>(num_centres)));
-  std::vector<at::Tensor> chosen = {rows_at(data, draws.from(at::ones({data.rows()}, at::kDouble), 1))};
-  data.forget_closest();
-  double potential = data.include(chosen[0]);
+  std::vector<at::Tensor> chosen = {points.at(draws.from(points.weights(), 1))};
+  double potential = points.include(chosen[0]);
   while (std::ssize(chosen) < num_centres) {
-    if (potential == 0) {  // fewer rows differ than centres are wanted
+    if (potential == 0) {
       chosen.push_back(chosen[0]);
       continue;
     }
-    const at::Tensor candidates = rows_at(data, draws.from(data.closest(), trials));
-    const auto best = data.potentials(candidates).argmin().item<int64_t>();
-    chosen.push_back(candidates[best].unsqueeze(0));
-    potential = data.include(chosen.back());
+    const at::Tensor candidates = points.at(draws.from(points.potentials(), trials));
+    chosen.push_back(candidates[points.best_of(candidates)].unsqueeze(0));
+    potential = points.include(chosen.back());
   }
   return at::cat(chosen);
 }
@@ -126,7 +159,7 @@ at::Tensor parallel(KMeansData& data, int64_t num_centres, Draws& draws) {
   }
   const at::Tensor all = at::cat(candidates);
   const at::Tensor weights = data.assign(all).tensors[1].to(at::kDouble);
-  return plus_plus(all, weights, num_centres, draws);
+  return plus_plus(WeightedPoints(all, weights), num_centres, draws);
 }
 
 }  // namespace
@@ -142,7 +175,7 @@ at::Tensor initial_centres(KMeansData& data, int64_t num_centres, KMeansInit ini
   Draws draws(seed);
   switch (init) {
     case KMeansInit::kPlusPlus:
-      return plus_plus_of_rows(data, num_centres, draws);
+      return plus_plus(AllRows(data), num_centres, draws);
     case KMeansInit::kParallel:
       return parallel(data, num_centres, draws);
     case KMeansInit::kRandom:
