@@ -239,6 +239,7 @@ plan::SolveOptions PlannedStep::solve_options(const Options& options) {
 
 std::vector<std::string> PlannedStep::technique_names() {
   std::vector<std::string> names;
+  names.reserve(kTechniques.size());
   for (const auto& [name, allowed] : kTechniques) names.emplace_back(name);
   return names;
 }
