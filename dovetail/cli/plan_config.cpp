@@ -62,8 +62,8 @@ class ConfigPlan {
     trial_.emplace(run_, group_, run_.most_samples, run_.micro_batch);
     trial_->run();
     reset_peak_resident();
-    std::vector<double> seconds;
-    for (int i = 0; i < kEagerSteps; ++i) seconds.push_back(trial_->run());
+    std::vector<double> seconds(kEagerSteps);
+    for (double& step_s : seconds) step_s = trial_->run();
     std::nth_element(seconds.begin(), seconds.begin() + kEagerSteps / 2, seconds.end());
     measured_ = {.eager_s = seconds[kEagerSteps / 2], .eager_process_bytes = peak_bytes()};
     trial_->plan_memory(options_);
