@@ -228,10 +228,16 @@ bool Walk::decompress(int t) {
   now.exact = now.packed_exact && graph_.codecs[now.codec].max_error == 0;
   now.coded = true;
   issue(std::move(action), compute_free_s_);
-  charge(compute_free_s_, -graph_.packed_bytes(t, now.codec));
-  now.packed = false;
-  issue({.op = Op::kFreePacked, .tensor = t}, compute_free_s_);
+  free_packed(t);
   return true;
+}
+
+void Walk::free_packed(int t) {
+  Now& now = now_[t];
+  const double end = std::max(compute_free_s_, now.packed_ready_s);
+  charge(end, -graph_.packed_bytes(t, now.codec));
+  now.packed = false;
+  issue({.op = Op::kFreePacked, .tensor = t}, end);
 }
 
 bool Walk::bring(int t, int reader) {
@@ -242,7 +248,8 @@ bool Walk::bring(int t, int reader) {
   if (version_[t] != wanted) return fail(0);
   gap_of_[t] = reader == at_ ? -1 : gap_of_[t];
   if (gap_of_[t] >= 0 && !now.resident && now.on_host) needed_at_[gap_of_[t]] = std::min(needed_at_[gap_of_[t]], at_);
-  if (!now.resident && !(now.on_host ? fetch(t, true) : now.packed ? decompress(t) : make_again(t))) return false;
+  if (!now.resident && !(now.packed ? decompress(t) : now.on_host ? fetch(t, true) : make_again(t))) return false;
+  if (now.packed && reader == at_) free_packed(t);  // another's sake made it again meanwhile
   const bool will_do = (now.exact || graph_.tensors[t].lossy_ok) && !(now.coded && graph_.nodes[reader].reads_unpacked);
   return will_do || fail(0);
 }

@@ -65,6 +65,7 @@ class Walk {
   void free(int t);
   bool compress(int t, int codec);
   bool decompress(int t);
+  void free_packed(int t);
   /// Make `t` resident for node `reader`, which reads it as it was before that node first ran.
   bool bring(int t, int reader);
   bool make_again(int t);

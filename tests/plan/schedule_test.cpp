@@ -136,6 +136,71 @@ TEST(Schedule, AFetchIsInTimeForWhatIsMadeAgainFromIt) {
   EXPECT_DOUBLE_EQ(made->timeline.makespan_s, 16);  // every node, and f1 again
 }
 
+// a0 goes to the host once and is packed twice: its copy on the host stays good, but a packed form serves one gap.
+TEST(Schedule, WhatWasOnTheHostBeforeIsPackedAnewForEachGap) {
+  Graph graph = chain({{.id = "x", .bytes = 8, .kind = TensorKind::kInput},
+                       {.id = "a0", .bytes = 16},
+                       {.id = "a1", .bytes = 8},
+                       {.id = "a2", .bytes = 8},
+                       {.id = "a3", .bytes = 8},
+                       {.id = "a4", .bytes = 8},
+                       {.id = "a5", .bytes = 8},
+                       {.id = "a6", .bytes = 8}},
+                      {{.name = "f0", .inputs = {0}, .outputs = {1}},
+                       {.name = "f1", .inputs = {0}, .outputs = {2}},
+                       {.name = "f2", .inputs = {1, 2}, .outputs = {3}},
+                       {.name = "f3", .inputs = {3}, .outputs = {4}},
+                       {.name = "f4", .inputs = {1, 4}, .outputs = {5}},
+                       {.name = "f5", .inputs = {5}, .outputs = {6}},
+                       {.name = "f6", .inputs = {1, 6}, .outputs = {7}}},
+                      {4, 4, 4, 4, 4, 4, 4});
+  graph.codecs = {{"exact", 0.5, 16, 16, 0}};
+  const Scheduler scheduler(graph);
+  Decisions decisions = all_resident(graph, scheduler);
+  int gaps = 0;
+  for (size_t g = 0; g < decisions.gaps.size(); ++g)
+    if (scheduler.gaps()[g].tensor == 1) decisions.gaps[g] = gaps++ == 0 ? Keep::kHost : Keep::kPacked;
+  ASSERT_EQ(gaps, 3);
+  const auto made = scheduler.schedule(decisions, graph.budget_bytes);
+  ASSERT_TRUE(made);
+  std::vector<Op> forms;
+  for (const Action& action : made->plan.actions)
+    if (action.tensor == 1 && action.op != Op::kFree) forms.push_back(action.op);
+  EXPECT_THAT(forms, testing::ElementsAre(Op::kOffload, Op::kPrefetch, Op::kCompress, Op::kDecompress, Op::kFreePacked,
+                                          Op::kCompress, Op::kDecompress, Op::kFreePacked, Op::kFreeHost));
+}
+
+// a0 waits packed, but is made again before it is unpacked, since b0 is, by the same node.
+TEST(Schedule, APackedFormGoesOnceItsTensorIsMadeAgainForGood) {
+  Graph graph = chain({{.id = "x", .bytes = 8, .kind = TensorKind::kInput},
+                       {.id = "b0", .bytes = 8},
+                       {.id = "a0", .bytes = 16},
+                       {.id = "a1", .bytes = 8},
+                       {.id = "a2", .bytes = 8},
+                       {.id = "a3", .bytes = 8},
+                       {.id = "a4", .bytes = 8}},
+                      {{.name = "f0", .inputs = {0}, .outputs = {1, 2}},
+                       {.name = "f1", .inputs = {0}, .outputs = {3}},
+                       {.name = "f2", .inputs = {1, 2, 3}, .outputs = {4}},
+                       {.name = "f3", .inputs = {4}, .outputs = {5}},
+                       {.name = "f4", .inputs = {2, 5}, .outputs = {6}}},
+                      {1, 1, 1, 1, 1});
+  graph.codecs = {{"exact", 0.5, 16, 16, 0}};
+  const Scheduler scheduler(graph);
+  Decisions decisions = all_resident(graph, scheduler);
+  for (size_t g = 0; g < decisions.gaps.size(); ++g) {
+    if (scheduler.gaps()[g].tensor == 1) decisions.gaps[g] = Keep::kAgain;
+    if (scheduler.gaps()[g].tensor == 2) decisions.gaps[g] = Keep::kPacked;
+  }
+  const auto made = scheduler.schedule(decisions, graph.budget_bytes);
+  ASSERT_TRUE(made);
+  std::vector<Op> forms;
+  for (const Action& action : made->plan.actions)
+    if (action.tensor == 2 && action.op != Op::kFree) forms.push_back(action.op);
+  EXPECT_THAT(forms,
+              testing::ElementsAre(Op::kCompress, Op::kFreePacked, Op::kCompress, Op::kDecompress, Op::kFreePacked));
+}
+
 // Whatever is decided: a plan that check accepts, with a smaller peak when memory is given up, or a misfit that says
 // why.
 TEST(Schedule, AnyDecisionsGiveAPlanThatIsValid) {
