@@ -93,6 +93,10 @@ std::vector<double> JointProgram::point(const Decisions& decisions, const Schedu
     if (column >= 0) out[static_cast<size_t>(column)] = value;
   };
   set(end_, time(schedule.timeline.makespan_s));
+  if (!beside_.empty()) {
+    set(beside_[0], time(beside_computing_s(schedule.plan, schedule.timeline, Op::kOffload)));
+    set(beside_[1], time(beside_computing_s(schedule.plan, schedule.timeline, Op::kPrefetch)));
+  }
   for (int n = 0; n <= stages_; ++n) {
     set(begin_[n], time(stages.begin_s[n]));
     if (n < stages_) set(start_[n], time(stages.start_s[n]));

@@ -60,6 +60,9 @@ void JointProgram::add_times() {
         if (gaps_[g].to == n) work.emplace_back(column, time(latest_s));  // it is not unpacked again
       }
     }
+    for (const Entries* stage : {&work, &compute})
+      computing_.insert(computing_.end(), stage->begin() + 2, stage->end());  // behind the two clocks
+    computing_s_ += least_s;
     at_least(std::move(work), 0);
     at_least(std::move(compute), time(least_s));
   }
@@ -140,15 +143,30 @@ void JointProgram::add_offload_stream() {
     for (const Slot& slot : columns_[g].fetches) both.emplace_back(slot.column, -time(fetch_s));
     for (const auto& [stage, column] : columns_[g].fetch_aside) both.emplace_back(column, -time(fetch_s));
   }
-  // What computing falls behind during copies is expected beside the step's end.
-  for (const Job& job : jobs_) program_.cost[job.column] += graph_.bandwidth.slowdown * time(to_host_s(job.tensor));
-  for (size_t g = 0; g < gaps_.size(); ++g) {
-    const double cost = graph_.bandwidth.slowdown * time(to_device_s(gaps_[g].tensor));
-    for (const Slot& slot : columns_[g].fetches) program_.cost[slot.column] += cost;
-    for (const auto& [stage, column] : columns_[g].fetch_aside) program_.cost[column] += cost;
-  }
+  add_falling_behind();
   if (!jobs_.empty()) at_least({{end_, 1}, {jobs_.back().end, -1}}, 0);
   if (!graph_.bandwidth.duplex) at_least(std::move(both), 0);
+}
+
+/// What computing falls behind during copies is expected beside the step's end. In each direction copies are one at a
+/// time, so what they take longer than computing stands still they are beside it.
+void JointProgram::add_falling_behind() {
+  if (graph_.bandwidth.slowdown <= 0) return;
+  Entries out = {{end_, 1}}, in = {{end_, 1}};
+  for (const Job& job : jobs_) out.emplace_back(job.column, -time(to_host_s(job.tensor)));
+  for (size_t g = 0; g < gaps_.size(); ++g) {
+    const double fetch_s = to_device_s(gaps_[g].tensor);
+    for (const Slot& slot : columns_[g].fetches) in.emplace_back(slot.column, -time(fetch_s));
+    for (const auto& [stage, column] : columns_[g].fetch_aside) in.emplace_back(column, -time(fetch_s));
+  }
+  for (auto* direction : {&out, &in}) {
+    const int beside = clock(0, longest_s_);
+    program_.cost[beside] = graph_.bandwidth.slowdown;
+    direction->emplace_back(beside, 1);
+    direction->insert(direction->end(), computing_.begin(), computing_.end());
+    at_least(std::move(*direction), time(computing_s_));
+    beside_.push_back(beside);
+  }
 }
 
 /// Of a job the column that says that its copy has ended when a stage starts, or -1.
