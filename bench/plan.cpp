@@ -65,6 +65,12 @@ class Training : public MomentumStep {
   std::shared_ptr<VisionModel> model_;
 };
 
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 double ratio_of(int64_t a, int64_t b) { return static_cast<double>(a) / static_cast<double>(b); }
 double mib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
@@ -159,16 +165,17 @@ class Trial {
     const Solution& solution = placed.solution;
     const Plan& plan = solution.schedule.plan;
     const std::vector<at::Tensor> reference = values_of_keeping_all(solution.decisions.algorithms);
-    double measured_s = std::numeric_limits<double>::infinity(), eager_s = measured_s;
     restart();
     Executor executor(step_, planned, plan, {.folder = a_.folder});
     const bool same = equal(values_after_steps(executor), reference);
+    std::vector<double> measured, eager;
     for (int round = 0; round < a_.rounds; ++round) {
-      measured_s = std::min(measured_s, executor.run().seconds);
+      measured.push_back(executor.run().seconds);
       const double eager_start_s = now_seconds();
       training_();
-      eager_s = std::min(eager_s, now_seconds() - eager_start_s);
+      eager.push_back(now_seconds() - eager_start_s);
     }
+    const double measured_s = median(measured), eager_s = median(eager);
     const PlanOutcome outcome = outcome_of(planned.graph, plan, solution.schedule.timeline);
     const double predicted_s = solution.schedule.expected_s;
     const int64_t predicted_bytes = placed.layout.bytes, measured_bytes = executor.resident_bytes();

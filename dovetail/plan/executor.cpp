@@ -143,6 +143,7 @@ struct Executor::State {
   void compress(int a) {
     const Action& action = plan.actions[a];
     await_data(action.tensor);
+    begins(a);
     codec_of[action.tensor] = action.codec;
     packed[action.tensor] = arena->data() + layout.result[a];
     const PackedForm& form = graph.forms[action.codec];
@@ -150,6 +151,7 @@ struct Executor::State {
   }
 
   void decompress(int a) {
+    begins(a);
     const int t = plan.actions[a].tensor;
     address[t] = arena->data() + layout.result[a];
     const PackedForm& form = graph.forms[codec_of[t]];
@@ -172,6 +174,7 @@ struct Executor::State {
     const GraphNode& described = graph.graph.nodes[action.node];
     for (const auto* list : {&described.inputs, &described.mutates})
       for (const int t : *list) await_data(t);
+    begins(a);
     for (size_t i = 0; i < described.outputs.size(); ++i)
       address[described.outputs[i]] = arena->data() + layout.outputs[a][i];
     std::byte* workspace = layout.result[a] < 0 ? nullptr : arena->data() + layout.result[a];
@@ -255,9 +258,11 @@ struct Executor::State {
 
   double started_s = 0;
   std::vector<Timeline::Span> spans;
+  /// What it waited for is over.
+  void begins(int a) { spans[a].start_s = now_seconds() - started_s; }
   template <class Work>
   void timed(int a, Work&& work) {
-    spans[a].start_s = now_seconds() - started_s;
+    begins(a);
     work();
     spans[a].end_s = now_seconds() - started_s;
   }

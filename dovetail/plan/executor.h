@@ -38,7 +38,7 @@ class Executor {
 
   struct Run {
     double seconds = 0;
-    std::vector<Timeline::Span> actions;  ///< seconds from the step's start
+    std::vector<Timeline::Span> actions;  ///< seconds from the step's start, without what each waited for
   };
   /// One step. UserError when an operation asks for memory that was not planned, when copying fails, or after an
   /// earlier run has thrown.

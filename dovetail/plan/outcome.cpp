@@ -25,7 +25,6 @@ const Algorithm& fastest(const GraphNode& node) {
   });
 }
 
-bool computes(Op op) { return op == Op::kCompute || op == Op::kCompress || op == Op::kDecompress; }
 bool copies(Op op) { return op == Op::kOffload || op == Op::kPrefetch; }
 
 /// One pass over a plan that counts what its actions do.

@@ -46,6 +46,8 @@ struct Schedule {
   std::vector<int64_t> slot_bytes;     ///< the most memory held while each node, and what is made again for it, runs
   std::vector<int64_t> settled_bytes;  ///< the same if copies that leave had left at once: what waiting can come to
 };
+/// Whether it is done on the compute stream.
+inline bool computes(Op op) { return op == Op::kCompute || op == Op::kCompress || op == Op::kDecompress; }
 /// How long something is computed while a copy is under way, in seconds, for all `copies` (kOffload or kPrefetch).
 double beside_computing_s(const Plan& plan, const Timeline& timeline, Op copies);
 /// What a step is expected to take by a plan: see Bandwidth::slowdown.
