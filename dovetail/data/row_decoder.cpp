@@ -4,135 +4,20 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <limits>
 
 #include "dovetail/base/error.h"
+#include "dovetail/data/cell_values.h"
 #include "dovetail/data/hash.h"
 
 namespace dovetail {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-constexpr char kCrossSeparator = '\x1f';
 constexpr size_t kBadRowsKept = 8;
 
-enum class Parsed { kThere, kMissing, kBad };
-
-std::string shown(std::string_view text) {
-  constexpr size_t kLongest = 40;
-  return "\"" + printable(text.substr(0, kLongest)) + (text.size() > kLongest ? "...\"" : "\"");
-}
-
-template <class Number>
-bool parse_number(std::string_view text, Number& number) {
-  const auto result = std::from_chars(text.data(), text.data() + text.size(), number);
-  return result.ec == std::errc() && result.ptr == text.data() + text.size();
-}
-
-/// A finite number; the reason is written where there is none.
-Parsed number_of(const Cell& cell, double& number, std::string& reason) {
-  switch (cell.kind) {
-    case Cell::Kind::kMissing:
-      return Parsed::kMissing;
-    case Cell::Kind::kInteger:
-      number = static_cast<double>(cell.integer);
-      return Parsed::kThere;
-    case Cell::Kind::kReal:
-      number = cell.real;
-      if (std::isnan(number)) return Parsed::kMissing;
-      break;
-    case Cell::Kind::kText:
-      if (!parse_number(*cell.text, number)) {
-        reason = shown(*cell.text) + " is not a number";
-        return Parsed::kBad;
-      }
-      break;
-    case Cell::Kind::kList:
-      reason = "a list, where one number is wanted";
-      return Parsed::kBad;
-  }
-  if (std::isfinite(number)) return Parsed::kThere;
-  reason = fmt::format("{} is not finite", number);
-  return Parsed::kBad;
-}
-
-/// The text that is hashed. Integers are written into `buffer`.
-bool text_of(const Cell& cell, std::array<char, 24>& buffer, std::string_view& text, std::string& reason) {
-  if (cell.kind == Cell::Kind::kInteger) {
-    const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), cell.integer).ptr;
-    text = std::string_view(buffer.data(), static_cast<size_t>(end - buffer.data()));
-    return true;
-  }
-  if (cell.kind == Cell::Kind::kText) {
-    text = *cell.text;
-    return true;
-  }
-  reason = cell.kind == Cell::Kind::kReal ? "a float is no id; write the column as integers or strings"
-                                          : "a list, where one id is wanted";
-  return false;
-}
-
-void set_value(const ColumnValues& values, int64_t i, Cell& cell) {
-  const auto at = static_cast<size_t>(i);
-  if (values.value_present[at] == 0) {
-    cell.kind = Cell::Kind::kMissing;
-  } else if (values.kind == ColumnValues::Kind::kText) {
-    const auto code = static_cast<size_t>(values.codes[at]);
-    cell.kind = Cell::Kind::kText;
-    cell.text = &values.words[code];
-    cell.key = &values.keys[code];
-  } else if (values.kind == ColumnValues::Kind::kInteger) {
-    cell.kind = Cell::Kind::kInteger;
-    cell.integer = values.integers[at];
-  } else {
-    cell.kind = Cell::Kind::kReal;
-    cell.real = values.reals[at];
-  }
-}
-
-/// `visit(cell)` for each value of a cell until it returns false: of a list, of a text with separators, or the one.
-template <class Visit>
-bool for_each_value(const Cell& cell, char separator, Visit&& visit) {
-  if (cell.kind == Cell::Kind::kList) {
-    Cell value;
-    for (int64_t i = cell.begin; i < cell.end; ++i) {
-      set_value(*cell.list, i, value);
-      if (!visit(value)) return false;
-    }
-    return true;
-  }
-  if (cell.kind != Cell::Kind::kText || separator == 0) return visit(cell);
-  for (size_t at = 0; at <= cell.text->size();) {
-    const size_t end = std::min(cell.text->find(separator, at), cell.text->size());
-    const std::string_view text = cell.text->substr(at, end - at);
-    Cell part;
-    part.text = &text;
-    part.kind = text.empty() ? Cell::Kind::kMissing : Cell::Kind::kText;
-    if (!visit(part)) return false;
-    at = end + 1;
-  }
-  return true;
-}
-
 }  // namespace
-
-int64_t RowDecoder::table_row(uint64_t key, uint64_t num_rows) {
-  return static_cast<int64_t>(num_rows == 0 ? key : key % num_rows);
-}
-
-void set_row_cell(const ColumnValues& values, int64_t row, Cell& cell) {
-  if (!values.is_list) {
-    set_value(values, row, cell);
-    return;
-  }
-  const auto at = static_cast<size_t>(row);
-  cell.kind = values.list_present[at] == 0 ? Cell::Kind::kMissing : Cell::Kind::kList;
-  cell.list = &values;
-  cell.begin = values.list_begins[at];
-  cell.end = values.list_begins[at + 1];
-}
 
 uint64_t RowBlock::bytes() const {
   return dense.capacity() * sizeof(double) + (labels.capacity() + weights.capacity()) * sizeof(float) +
@@ -308,128 +193,6 @@ bool RowDecoder::decode_dense(std::span<const Cell> cells, RowBlock& out, BadRow
     out.dense.push_back(dense.log1p && parsed == Parsed::kThere ? std::log1p(std::max(number, 0.0)) : number);
   }
   return true;
-}
-
-bool RowDecoder::decode_feature(const Feature& feature, std::span<const Cell> cells, int64_t& events, RowBlock& out,
-                                BadRow& bad) const {
-  const size_t first = out.ids.size();
-  bool good = feature.columns.size() > 1 ? decode_cross(feature, cells, out, bad)
-                                         : decode_ids(feature, cells[feature.columns[0]], out, bad);
-  if (good && feature.weights >= 0)
-    good = decode_weights(feature, cells[static_cast<size_t>(feature.weights)], out, bad);
-  if (good && feature.sequence) good = same_events(feature, static_cast<int64_t>(out.ids.size() - first), events, bad);
-  if (!good) return false;
-  if (has_weights_) out.weights.resize(out.ids.size(), 1.0f);
-  if (feature.max_length > 0 && out.ids.size() - first > feature.max_length) {
-    const auto length = static_cast<std::ptrdiff_t>(feature.max_length);
-    const auto cut = [&](auto& list) {
-      const auto begin = list.begin() + static_cast<std::ptrdiff_t>(first);
-      if (feature.keep_last)
-        list.erase(begin, list.end() - length);
-      else
-        list.erase(begin + length, list.end());
-    };
-    cut(out.ids);
-    if (has_weights_) cut(out.weights);
-  }
-  check_ids(out);
-  out.ends.push_back(static_cast<uint32_t>(out.ids.size()));
-  return true;
-}
-
-bool RowDecoder::same_events(const Feature& feature, int64_t length, int64_t& events, BadRow& bad) const {
-  if (events < 0) events = length;
-  if (length == events) return true;
-  bad.column = columns_[feature.columns[0]];
-  bad.reason = fmt::format("a sequence of {} ids beside one of {}", length, events);
-  return false;
-}
-
-bool RowDecoder::add_missing(const Feature& feature, size_t column, RowBlock& out, BadRow& bad) const {
-  if (feature.missing == Missing::kValue) out.ids.push_back(table_row(xxh64({}), feature.num_rows));
-  if (feature.missing != Missing::kBadRow) return true;
-  bad.column = columns_[column];
-  bad.reason = "the id is missing";
-  return false;
-}
-
-bool RowDecoder::decode_cross(const Feature& feature, std::span<const Cell> cells, RowBlock& out, BadRow& bad) const {
-  thread_local std::string joined;
-  joined.clear();
-  for (const size_t column : feature.columns) {
-    std::array<char, 24> buffer;
-    std::string_view text;
-    if (cells[column].kind == Cell::Kind::kMissing) {
-      if (feature.missing != Missing::kValue) return add_missing(feature, column, out, bad);
-    } else if (!text_of(cells[column], buffer, text, bad.reason)) {
-      bad.column = columns_[column];
-      return false;
-    }
-    joined.append(text).push_back(kCrossSeparator);
-  }
-  joined.pop_back();
-  out.ids.push_back(table_row(xxh64(joined), feature.num_rows));
-  return true;
-}
-
-bool RowDecoder::decode_ids(const Feature& feature, const Cell& cell, RowBlock& out, BadRow& bad) const {
-  const size_t column = feature.columns[0];
-  if (cell.kind == Cell::Kind::kMissing) return add_missing(feature, column, out, bad);
-  const bool good = for_each_value(cell, feature.separator, [&](const Cell& value) {
-    return feature.hash ? add_hashed(feature, value, out, bad.reason) : add_integer(feature, value, out, bad.reason);
-  });
-  if (!good) bad.column = columns_[column];
-  return good;
-}
-
-bool RowDecoder::add_hashed(const Feature& feature, const Cell& value, RowBlock& out, std::string& reason) {
-  std::array<char, 24> buffer;
-  std::string_view text;
-  if (value.kind == Cell::Kind::kMissing) {
-    reason = "an id of the list is missing";
-    return false;
-  }
-  if (value.kind == Cell::Kind::kInteger) {
-    out.ids.push_back(table_row(integer_key(value.integer), feature.num_rows));
-    return true;
-  }
-  const bool known = value.kind == Cell::Kind::kText && value.key != nullptr;
-  if (!known && !text_of(value, buffer, text, reason)) return false;
-  out.ids.push_back(table_row(known ? *value.key : xxh64(text), feature.num_rows));
-  return true;
-}
-
-bool RowDecoder::add_integer(const Feature& feature, const Cell& value, RowBlock& out, std::string& reason) {
-  int64_t id = value.integer;
-  if (value.kind == Cell::Kind::kMissing)
-    reason = "an id of the list is missing";
-  else if (value.kind == Cell::Kind::kText && !parse_number(*value.text, id))
-    reason = shown(*value.text) + " is not an integer";
-  else if (value.kind == Cell::Kind::kReal)
-    reason = "a float is no id; write the column as integers";
-  else if (feature.num_rows > 0 && static_cast<uint64_t>(id) >= feature.num_rows)
-    reason = fmt::format("the id {} is out of range; the table has {} rows", id, feature.num_rows);
-  else
-    out.ids.push_back(id);
-  return reason.empty();
-}
-
-bool RowDecoder::decode_weights(const Feature& feature, const Cell& cell, RowBlock& out, BadRow& bad) const {
-  const size_t first = out.weights.size(), wanted = out.ids.size();
-  const auto add = [&](const Cell& value) {
-    double weight = 0;
-    const Parsed parsed = number_of(value, weight, bad.reason);
-    if (parsed == Parsed::kMissing) bad.reason = "a weight is missing";
-    out.weights.push_back(static_cast<float>(weight));
-    return parsed == Parsed::kThere;
-  };
-  bool good = (cell.kind == Cell::Kind::kMissing && first == wanted) || for_each_value(cell, feature.separator, add);
-  if (good && out.weights.size() != wanted) {
-    bad.reason = fmt::format("{} weights for {} ids", out.weights.size() - first, wanted - first);
-    good = false;
-  }
-  if (!good) bad.column = columns_[static_cast<size_t>(feature.weights)];
-  return good;
 }
 
 }  // namespace dovetail

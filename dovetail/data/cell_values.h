@@ -1,0 +1,76 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "dovetail/data/row_decoder.h"
+
+namespace dovetail {
+
+/// What a cell holds, as numbers and texts. A reason is written where there is none.
+enum class Parsed { kThere, kMissing, kBad };
+
+/// A text in a message, cut where it is long.
+std::string shown(std::string_view text);
+
+/// Whether all of the text is a number.
+template <class Number>
+bool parse_number(std::string_view text, Number& number) {
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), number);
+  return result.ec == std::errc() && result.ptr == text.data() + text.size();
+}
+
+/// A finite number; a NaN of Parquet is a missing one.
+Parsed number_of(const Cell& cell, double& number, std::string& reason);
+
+/// The text that is hashed. Integers are written into `buffer`.
+bool text_of(const Cell& cell, std::array<char, 24>& buffer, std::string_view& text, std::string& reason);
+
+/// Makes `cell` value i of a column of Parquet.
+inline void set_value(const ColumnValues& values, int64_t i, Cell& cell) {
+  const auto at = static_cast<size_t>(i);
+  if (values.value_present[at] == 0) {
+    cell.kind = Cell::Kind::kMissing;
+  } else if (values.kind == ColumnValues::Kind::kText) {
+    const auto code = static_cast<size_t>(values.codes[at]);
+    cell.kind = Cell::Kind::kText;
+    cell.text = &values.words[code];
+    cell.key = &values.keys[code];
+  } else if (values.kind == ColumnValues::Kind::kInteger) {
+    cell.kind = Cell::Kind::kInteger;
+    cell.integer = values.integers[at];
+  } else {
+    cell.kind = Cell::Kind::kReal;
+    cell.real = values.reals[at];
+  }
+}
+
+/// `visit(cell)` for each value of a cell until it returns false: of a list, of a text with separators, or the one.
+template <class Visit>
+bool for_each_value(const Cell& cell, char separator, Visit&& visit) {
+  if (cell.kind == Cell::Kind::kList) {
+    Cell value;
+    for (int64_t i = cell.begin; i < cell.end; ++i) {
+      set_value(*cell.list, i, value);
+      if (!visit(value)) return false;
+    }
+    return true;
+  }
+  if (cell.kind != Cell::Kind::kText || separator == 0) return visit(cell);
+  for (size_t at = 0; at <= cell.text->size();) {
+    const size_t end = std::min(cell.text->find(separator, at), cell.text->size());
+    const std::string_view text = cell.text->substr(at, end - at);
+    Cell part;
+    part.text = &text;
+    part.kind = text.empty() ? Cell::Kind::kMissing : Cell::Kind::kText;
+    if (!visit(part)) return false;
+    at = end + 1;
+  }
+  return true;
+}
+
+}  // namespace dovetail
