@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -30,7 +31,8 @@ class ScoredRows {
 };
 
 /// The rows that are scored at a time: how a product of matrices rounds may depend on it, so that it is the same
-/// wherever a checkpoint is measured.
-inline int64_t scored_at_once(const RunConfig& config) { return config.train.batch; }
+/// wherever a checkpoint is measured. The dense part reads all of them at once, so that more than a few thousand would
+/// need more memory than a training step in grains.
+inline int64_t scored_at_once(const RunConfig& config) { return std::min<int64_t>(config.train.batch, 4096); }
 
 }  // namespace dovetail
