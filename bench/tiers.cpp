@@ -6,11 +6,13 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -33,7 +35,7 @@ namespace {
 struct Arguments {
   std::string side = "tiered", policy = "hot", folder = ".", row_dtype = "fp32";
   int64_t rows = 100'000'000, tables = 8, dim = 16, batch = 4096, memory = 0;
-  int64_t steps = 3000, skip = 1500;  ///< steps that are measured are [skip, steps)
+  std::vector<int64_t> phases = {1500, 3000};  ///< steps that are measured are [first, second), [third, fourth), ...
   int64_t warmup = 300, refresh = 500;
   double zipf = 1.1;
   bool filled = false, ahead = true;
@@ -183,6 +185,30 @@ class Tables {
   std::optional<TieredTables> tiered_;
 };
 
+/// What was measured of steps [first, last), with the counters before and after them.
+nlohmann::json phase(const Arguments& a, int64_t first, int64_t last, std::vector<double> seconds,
+                     const TierCounters& before, const TierCounters& after) {
+  const double sum = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+  std::sort(seconds.begin(), seconds.end());
+  const double median = seconds[seconds.size() / 2];
+  nlohmann::json found = {{"steps", {first, last}},
+                          {"step_ms", 1e3 * median},
+                          {"mean_step_ms", 1e3 * sum / static_cast<double>(seconds.size())},
+                          {"slowest_step_ms", 1e3 * seconds.back()},
+                          {"samples_per_s", static_cast<double>(a.batch) / median},
+                          {"rows_per_s", static_cast<double>(a.batch * a.tables) / median}};
+  if (a.side != "tiered") return found;
+  const auto hits = static_cast<double>(after.hits - before.hits),
+             misses = static_cast<double>(after.misses - before.misses);
+  found["hit_rate"] = hits / (hits + misses);
+  found["rows_read"] = after.rows_read - before.rows_read;
+  found["rows_written"] = after.rows_written - before.rows_written;
+  found["bytes_read"] = after.bytes_read - before.bytes_read;
+  found["bytes_written"] = after.bytes_written - before.bytes_written;
+  found["rows_initialized"] = after.rows_initialized - before.rows_initialized;
+  return found;
+}
+
 void run(const Arguments& a) {
   keep_freed_memory();
   at::set_num_threads(a.threads);
@@ -196,39 +222,29 @@ void run(const Arguments& a) {
   std::vector<double> seconds;
   TierCounters before;
   Jagged next = ids_of(a, zipf, 0);
-  for (int64_t step = 0; step < a.steps; ++step) {
-    if (step == a.skip) before = tables.counters();
-    const Jagged ids = next;
-    next = ids_of(a, zipf, step + 1);
-    const double took = tables.step(ids, next, gradients[static_cast<size_t>(step) % gradients.size()]);
-    if (step >= a.skip) seconds.push_back(took);
+  nlohmann::json phases;
+  for (size_t p = 0; p < a.phases.size(); p += 2) {
+    const int64_t first = a.phases[p], last = a.phases[p + 1];
+    seconds.clear();
+    for (int64_t step = p == 0 ? 0 : a.phases[p - 1]; step < last; ++step) {
+      if (step == first) before = tables.counters();
+      const Jagged ids = next;
+      next = ids_of(a, zipf, step + 1);
+      const double took = tables.step(ids, next, gradients[static_cast<size_t>(step) % gradients.size()]);
+      if (step >= first) seconds.push_back(took);
+    }
+    phases.push_back(phase(a, first, last, seconds, before, tables.counters()));
   }
-  const TierCounters counters = tables.counters();
-  std::sort(seconds.begin(), seconds.end());
-  const auto steps = static_cast<double>(seconds.size());
-  const double median = seconds[seconds.size() / 2];
   nlohmann::json line = {{"side", a.side},
                          {"row_dtype", a.row_dtype},
                          {"row_bytes", row_bytes(parse_row_dtype(a.row_dtype), a.dim)},
                          {"make_s", made - start},
-                         {"step_ms", 1e3 * median},
-                         {"mean_step_ms", 1e3 * std::accumulate(seconds.begin(), seconds.end(), 0.0) / steps},
-                         {"slowest_step_ms", 1e3 * seconds.back()},
-                         {"samples_per_s", static_cast<double>(a.batch) / median},
-                         {"rows_per_s", static_cast<double>(a.batch * a.tables) / median}};
+                         {"phases", phases}};
   if (a.side == "tiered") {
-    const auto hits = static_cast<double>(counters.hits - before.hits),
-               misses = static_cast<double>(counters.misses - before.misses);
     line["policy"] = a.policy;
     line["memory_bytes"] = tables.memory_bytes();
     line["fast_rows_of_table"] = tables.fast_rows();
-    line["hit_rate"] = hits / (hits + misses);
     line["ideal_hit_rate"] = zipf_share(a.zipf, tables.fast_rows(), a.rows / a.tables);
-    line["rows_read"] = counters.rows_read - before.rows_read;
-    line["rows_written"] = counters.rows_written - before.rows_written;
-    line["bytes_read"] = counters.bytes_read - before.bytes_read;
-    line["bytes_written"] = counters.bytes_written - before.bytes_written;
-    line["rows_initialized"] = counters.rows_initialized - before.rows_initialized;
   }
   line["checksum"] = fmt::format("{:016x}", tables.checksum());
   std::cout << line.dump() << std::endl;
@@ -249,8 +265,7 @@ int main(int argc, char** argv) {
   app.add_option("--dim", a.dim);
   app.add_option("--row-dtype", a.row_dtype, "fp32, bf16 or mxfp8");
   app.add_option("--batch", a.batch);
-  app.add_option("--steps", a.steps);
-  app.add_option("--skip", a.skip);
+  app.add_option("--phases", a.phases, "steps between which is measured: first, end, first, end, ...")->delimiter(',');
   app.add_option("--warmup", a.warmup);
   app.add_option("--refresh", a.refresh);
   app.add_option("--zipf", a.zipf);
@@ -259,7 +274,9 @@ int main(int argc, char** argv) {
   app.add_flag("--filled", a.filled, "every row is in the file before the first step, as late in a training");
   CLI11_PARSE(app, argc, argv);
   try {
-    dovetail::user_check(a.skip >= 0 && a.skip < a.steps, "--skip {} leaves none of {} steps", a.skip, a.steps);
+    dovetail::user_check(!a.phases.empty() && a.phases.size() % 2 == 0 && a.phases[0] >= 0 &&
+                             std::ranges::is_sorted(a.phases, std::less_equal<>()),
+                         "--phases {} are no steps that rise, two for each phase", fmt::join(a.phases, ","));
     dovetail::embedding::run(a);
   } catch (const dovetail::UserError& e) {
     std::cerr << dovetail::describe_error(e) << '\n';

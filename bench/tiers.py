@@ -1,14 +1,16 @@
 """Tables larger than the memory: 100 million rows trained under a cap, beside the same run held in RAM.
 
-usage: ./dev bench tiers [--steps N] [--cap BYTES] [--policies hot,lru,lfu] [--zipf S] [--folder D] [--out FILE]
+usage: ./dev bench tiers [--phases A,B,C,D] [--cap BYTES] [--policies hot,lru,lfu] [--zipf S] [--folder D] [--out FILE]
 
 8 tables of 12.5 million rows of 16 float32 and row-wise Adagrad, batches of 4096 samples with one id a feature from a
 Zipf distribution over permuted rows. Each side is a process of build/release/bin/bench_tiers. The tiered one runs in a
 memory control group (version 1 or 2; needs root) of `--cap` bytes, in which the page cache of its files counts, and
 gives 3/4 of that to its fast tier and all that belongs to it; all rows are in the files before the first step, as they
-are late in a training, so that every miss reads. The first three quarters of the steps fill the fast tier; of the
-others the median counts, without the time to draw ids. The last side has PackedTables in RAM, without a cap. Exit code
-1 when a side ends with other bits than that in its rows and state.
+are late in a training, so that every miss reads. Of the steps of each phase the median counts, without the time to draw
+ids. In the first phase the fast tier still fills, so that rows are read and none is written; in the last it is full,
+and with each row that comes in another one leaves, which an update has changed: a phase is called steady when at least
+nine rows were written for ten that were read. The last side has PackedTables in RAM, without a cap. Exit code 1 when a
+side ends with other bits than that in its rows and state, or the last phase of one in tiers is not steady.
 """
 
 import argparse
@@ -58,19 +60,31 @@ def tiered_side(options, shared: list[str], policy: str) -> dict:
         group.close()
 
 
+def is_steady(phase: dict) -> bool:
+    return phase["rows_written"] >= 0.9 * phase["rows_read"]
+
+
 def print_side(line: dict) -> None:
     print(
-        f"{line['side']:7}{line.get('policy', ''):4} {line['step_ms']:8.1f} ms a step (mean {line['mean_step_ms']:.1f})"
-        f" {line['samples_per_s']:10.0f} samples/s {line['rows_per_s'] / 1e6:7.2f} M rows/s,"
-        f" bits {line['checksum']}, RSS {line['max_rss_bytes'] / 2**20:.0f} MiB"
+        f"{line['side']} {line.get('policy', '')}: bits {line['checksum']}, RSS {line['max_rss_bytes'] / 2**20:.0f} MiB"
     )
     if line["side"] == "tiered":
         print(
-            f"    hit rate {line['hit_rate']:.4f}, ideal {line['ideal_hit_rate']:.4f} with"
-            f" {line['fast_rows_of_table']} rows of each table; read {line['bytes_read'] / 1e6:.0f} MB in"
-            f" {line['rows_read']} rows, wrote {line['bytes_written'] / 1e6:.0f} MB in {line['rows_written']};"
-            f" group's peak {line['group_peak_bytes'] / 2**20:.0f} of {line['cap_bytes'] / 2**20:.0f} MiB"
+            f"  {line['fast_rows_of_table']} rows of each table in the fast tier, ideal hit rate"
+            f" {line['ideal_hit_rate']:.4f}; group's peak {line['group_peak_bytes'] / 2**20:.0f} of"
+            f" {line['cap_bytes'] / 2**20:.0f} MiB"
         )
+    for phase in line["phases"]:
+        print(
+            f"  steps {phase['steps'][0]} to {phase['steps'][1]}: {phase['step_ms']:.2f} ms a step (mean"
+            f" {phase['mean_step_ms']:.2f}), {phase['samples_per_s']:.0f} samples/s, {phase['rows_per_s'] / 1e6:.2f} M"
+            " rows/s"
+        )
+        if line["side"] == "tiered":
+            print(
+                f"    hit rate {phase['hit_rate']:.4f}; read {phase['rows_read']} rows, wrote {phase['rows_written']}:"
+                f" {'steady' if is_steady(phase) else 'filling'}"
+            )
     sys.stdout.flush()
 
 
@@ -82,19 +96,19 @@ def cpu_name() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=100_000_000)
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--phases", default="3000,4000,9000,10000", help="steps that are measured: first, end, ...")
     parser.add_argument("--cap", type=int, default=2 << 30)
-    parser.add_argument("--memory", type=int, help="bytes of the tiers in RAM; default 5/8 of the cap")
+    parser.add_argument("--memory", type=int, help="bytes of the tiers in RAM; default 3/4 of the cap")
     parser.add_argument("--policies", default="hot,lru,lfu", help="separated by commas")
     parser.add_argument("--zipf", type=float, default=1.1)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="on the disk that holds the rows")
     parser.add_argument("--out", help="also write the result as JSON")
     options = parser.parse_args()
-    shared = ["--rows", options.rows, "--steps", options.steps, "--skip", options.steps * 3 // 4]
-    shared = [str(x) for x in [*shared, "--zipf", options.zipf, "--threads", options.threads]]
+    shared = ["--rows", options.rows, "--phases", options.phases, "--zipf", options.zipf]
+    shared = [str(x) for x in [*shared, "--threads", options.threads]]
     result = {"benchmark": "tiers", "machine": {"cpu": cpu_name(), "load_average": os.getloadavg()[0]}}
-    result |= {name: getattr(options, name) for name in ["rows", "steps", "zipf", "threads"]}
+    result |= {name: getattr(options, name) for name in ["rows", "phases", "zipf", "threads"]}
     result["results"] = []
     for policy in options.policies.split(","):
         result["results"].append(tiered_side(options, shared, policy))
@@ -104,9 +118,12 @@ def main() -> int:
     result["results"].append(plain)
     same = all(line["checksum"] == plain["checksum"] for line in result["results"])
     print("the same bits in all rows and their state" if same else "BITS DIFFER")
+    steady = all(is_steady(line["phases"][-1]) for line in result["results"][:-1])
+    if not steady:
+        print("THE FAST TIER STILL FILLS: take more steps")
     if options.out:
         pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
-    return 0 if same else 1
+    return 0 if same and steady else 1
 
 
 if __name__ == "__main__":
