@@ -8,6 +8,7 @@
 #include <cmath>
 #include <set>
 
+#include "dovetail/base/byte_size.h"
 #include "dovetail/base/error.h"
 
 namespace dovetail {
@@ -38,6 +39,19 @@ void check_feature(const SparseConfig& feature) {
              "rows.sparse.{}: max_rows is of a table without a fixed vocabulary, but num_rows = {} gives it one; leave "
              "either out",
              name, feature.num_rows);
+  user_check(
+      feature.max_bytes.empty() || feature.max_rows > 0,
+      "rows.sparse.{}: max_bytes caps a table without a fixed vocabulary, which has max_rows; give that, or leave "
+      "max_bytes out",
+      name);
+  user_check(feature.max_bytes.empty() || parse_byte_size(feature.max_bytes),
+             "rows.sparse.{}: max_bytes = \"{}\" is no size; write bytes with a unit, such as 64MiB", name,
+             printable(feature.max_bytes));
+  user_check(
+      feature.pools() || feature.max_length > 0,
+      "rows.sparse.{}: pooling = \"none\" gives the model the rows of max_length ids side by side; give max_length, "
+      "or another pooling",
+      name);
   user_check(feature.ids == "hash" || feature.missing != "value",
              "rows.sparse.{}: missing = \"value\" hashes an empty text, but ids are integers; use \"empty\" or "
              "\"bad_row\"",
@@ -72,14 +86,19 @@ void check_shared_table(const SparseConfig& feature, const RowsConfig& rows) {
   const SparseConfig& owner = rows.sparse[static_cast<size_t>(index)];
   user_check(owner.table.empty() && &owner != &feature,
              "rows.sparse.{}: table = \"{}\" has no table of its own; name the feature that has", name, feature.table);
-  user_check(feature.max_rows == owner.max_rows,
-             "rows.sparse.{}: max_rows is {}, but that of \"{}\", whose table it shares, is {}; use the same", name,
-             feature.max_rows, feature.table, owner.max_rows);
+  user_check(
+      feature.max_rows == owner.max_rows && feature.max_bytes == owner.max_bytes,
+      "rows.sparse.{}: max_rows = {} and max_bytes = \"{}\", but \"{}\", whose table it shares, has {} and \"{}\"; "
+      "use the same",
+      name, feature.max_rows, feature.max_bytes, feature.table, owner.max_rows, owner.max_bytes);
   user_check(feature.num_rows == owner.num_rows && feature.ids == owner.ids,
              "rows.sparse.{}: its ids are {} for {} rows, but those of \"{}\", whose table it shares, are {} for {}; "
              "use the same ids and num_rows",
              name, feature.ids, feature.num_rows, feature.table, owner.ids, owner.num_rows);
-  user_check(feature.dim == owner.dim && feature.pooling == owner.pooling,
+  // Where only one of them pools, that is how the table pools.
+  const bool alike =
+      feature.pooling == owner.pooling || !feature.pools() || (!owner.pools() && feature.pooling.empty());
+  user_check(feature.dim == owner.dim && alike,
              "rows.sparse.{}: dim = {} and pooling = \"{}\", but \"{}\", whose table it shares, has {} and \"{}\"; use "
              "the same",
              name, feature.dim, feature.pooling, feature.table, owner.dim, owner.pooling);
@@ -118,6 +137,9 @@ void SparseConfig::describe(Section& s) {
           "num_rows = 0: the most rows that the table may have; [embedding.dynamic] says which ids get one")
       .unit("rows")
       .range(0, 2147483646);
+  s.value("max_bytes", max_bytes,
+          "max_rows: the most memory, such as 64MiB, that a table of the feature takes on all ranks: rows, their "
+          "optimizer's state, the map of ids, max_candidates; the smaller of both caps holds; empty: any");
   s.value("separator", separator, "Character between the ids of a text; empty: the text is one id");
   s.value("weights", weights, "Column with a number for each id, in the same form; empty: all weigh 1");
   s.value("max_length", max_length, "Ids of a list that are kept; 0: all").unit("ids").range(0, 1e9);
@@ -135,8 +157,11 @@ void SparseConfig::describe(Section& s) {
        "Elements of an embedding; 0: recommender.dim, which dlrm, deepfm, sequences that a model reads and what they "
        "share tables with must have")
       .range(0, 65536);
-  s.value("pooling", pooling, "The ids of a bag: their rows' sum or mean; empty: embedding.pooling")
-      .choices({"", "sum", "mean"});
+  s.value(
+       "pooling", pooling,
+       "The ids of a bag: their rows' sum or mean, or none: the rows of max_length of them side by side, zeros where "
+       "there are fewer; empty: embedding.pooling")
+      .choices({"", "sum", "mean", "none"});
 }
 
 void RowsConfig::describe(Section& s) {

@@ -25,6 +25,7 @@ struct SparseConfig {
   std::string ids = "hash";          ///< hash | integer
   int64_t num_rows = 0;              ///< rows of the table; 0: 64-bit keys, for a table without a fixed vocabulary
   int64_t max_rows = 0;              ///< of a table without one: the most that it may have
+  std::string max_bytes;             ///< of a table without one: base/byte_size.h; empty: what max_rows take
   std::string separator;             ///< between the ids of a text; empty: the text is one id
   std::string weights;               ///< column with a number for each id
   int64_t max_length = 0;            ///< ids of a list that are kept; 0: all
@@ -33,10 +34,11 @@ struct SparseConfig {
   std::string table;                 ///< the feature whose table its ids are rows of; empty: a table of its own
   std::string missing = "empty";     ///< empty | value | bad_row
   int64_t dim = 0;                   ///< elements of an embedding; 0: recommender.dim
-  std::string pooling;               ///< sum | mean; empty: embedding.pooling
+  std::string pooling;               ///< sum | mean | none; empty: embedding.pooling
 
   std::string feature_name() const;
   bool hashed() const { return num_rows == 0; }  ///< its table has no fixed vocabulary
+  bool pools() const { return pooling != "none"; }
   void describe(Section& s);
 };
 

@@ -12,6 +12,7 @@ namespace {
 /// The ids of one feature, with where its bags begin among them and what their rows are multiplied by.
 struct FeatureIds {
   at::Tensor ids, offsets, sizes, scale;
+  int64_t begin;  ///< of the ids among those of all features
 };
 
 FeatureIds ids_of(const PackedTables& tables, const Jagged& batch, int64_t feature) {
@@ -22,7 +23,7 @@ FeatureIds ids_of(const PackedTables& tables, const Jagged& batch, int64_t featu
   const int64_t table = tables.features()[static_cast<size_t>(feature)].table;
   if (tables.spec().tables[static_cast<size_t>(table)].pooling == Pooling::kMean)
     scale = scale * at::repeat_interleave(at::reciprocal(sizes.to(at::kFloat)), sizes);
-  return {batch.values.narrow(0, begin, count), offsets.narrow(0, 0, batch.samples) - begin, sizes, scale};
+  return {batch.values.narrow(0, begin, count), offsets.narrow(0, 0, batch.samples) - begin, sizes, scale, begin};
 }
 
 /// w -= what optimizer.h says for rows w, gradients g and, in place, the state's rows.
@@ -74,9 +75,11 @@ void update_table(const PackedTables& tables, int64_t table, const std::vector<P
   for (const PooledGradient& part : micro_batches) {
     for (const int64_t f : tables.features_of(table)) {
       const FeatureIds feature = ids_of(tables, part.batch, f);
-      const at::Tensor of_bags = part.gradient.narrow(1, tables.features()[static_cast<size_t>(f)].column, dim);
+      const at::Tensor columns = part.gradient.narrow(1, tables.features()[static_cast<size_t>(f)].column, dim);
+      const at::Tensor of_ids = tables.unpooled() ? columns.narrow(0, feature.begin, feature.ids.numel())
+                                                  : columns.repeat_interleave(feature.sizes, 0);
       ids.push_back(feature.ids);
-      gradients.push_back(of_bags.repeat_interleave(feature.sizes, 0) * feature.scale.unsqueeze(1));
+      gradients.push_back(of_ids * feature.scale.unsqueeze(1));
     }
   }
   if (ids.empty()) return;
@@ -98,6 +101,11 @@ void pool(const PackedTables& tables, const Jagged& batch, const at::Tensor& y) 
     const FeatureIds feature = ids_of(tables, batch, f);
     const FeatureLayout& layout = tables.features()[static_cast<size_t>(f)];
     const at::Tensor rows = tables.weight(layout.table);
+    if (tables.unpooled()) {
+      y.narrow(0, feature.begin, feature.ids.numel())
+          .copy_(rows.index_select(0, feature.ids) * feature.scale.unsqueeze(1));
+      continue;
+    }
     y.narrow(1, layout.column, rows.size(1))
         .copy_(std::get<0>(at::embedding_bag(rows, feature.ids, feature.offsets, /*scale_grad_by_freq=*/false,
                                              /*mode=*/0, /*sparse=*/false, feature.scale)));

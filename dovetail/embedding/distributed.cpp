@@ -217,7 +217,8 @@ std::optional<TierCounters> DistributedTables::tier_counters() const {
 }
 
 void DistributedTables::set_lr(double lr) {
-  for (const auto& pack : packs_) pack->tables().set_lr(lr);
+  for (size_t i = 0; i < packs_.size(); ++i)
+    packs_[i]->tables().set_lr(rate_of(spec_, plan_.packs[i].tables.front(), lr));
 }
 
 void DistributedTables::set_steps(int64_t updates, int64_t steps) {

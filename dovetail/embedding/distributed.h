@@ -97,6 +97,7 @@ class DistributedTables {
   /// The pooled rows of a batch, between steps.
   at::Tensor lookup(const Jagged& batch);
 
+  /// The general rate; a table with a rate of its own keeps its ratio to that.
   void set_lr(double lr);
   /// What a checkpoint has seen: updates, and steps that have ended, with or without one.
   void set_steps(int64_t updates, int64_t steps);

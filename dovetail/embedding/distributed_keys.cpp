@@ -52,7 +52,7 @@ KeyedRows DistributedTables::read_keys(int64_t table, RowSet which) const {
   const at::Tensor none = at::empty({0}, at::kLong);
   KeyedRows own{.known = {none, none, none, none},
                 .weight = at::empty({0, stored_width(spec_.row_dtype, dim)}, stored_type(spec_.row_dtype)),
-                .state = at::empty({0, state_per_row(spec_.optimizer.kind, dim)}, at::kFloat),
+                .state = at::empty({0, state_per_row(spec_, table)}, at::kFloat),
                 .candidates = {none, none, none, none}};
   const bool replicated = plan_.tables[static_cast<size_t>(table)].sharding == Sharding::kReplicated;
   if (local >= 0 && (!replicated || group_->rank() == 0)) own = pack.hashed()->contents(local, which);
@@ -80,7 +80,7 @@ void DistributedTables::write_keys(int64_t table, const KeyedRows& contents) {
     };
     all.known = from_rank_zero(contents.known);
     all.weight = rows(contents.weight, stored_width(spec_.row_dtype, dim), stored_type(spec_.row_dtype));
-    const int64_t state = state_per_row(spec_.optimizer.kind, dim);
+    const int64_t state = state_per_row(spec_, table);
     all.state =
         state > 0 ? rows(contents.state, state, at::kFloat) : at::empty({all.known.keys.numel(), 0}, at::kFloat);
     all.candidates = from_rank_zero(contents.candidates);

@@ -101,7 +101,7 @@ TableRows DistributedTables::read_rows(int64_t table, int64_t first, int64_t cou
     return put_together(table, mine, counts, widths, order);
   };
   found.contents.weight = whole(contents.weight, stored_width(spec_.row_dtype, spec.dim), stored_type(spec_.row_dtype));
-  const int64_t state = state_per_row(spec_.optimizer.kind, spec.dim);
+  const int64_t state = state_per_row(spec_, table);
   if (state > 0) found.contents.state = whole(contents.state, state, at::kFloat);
   return found;
 }
@@ -126,8 +126,7 @@ void DistributedTables::write_rows(int64_t table, const TableRows& given) {
   const at::Tensor rows = from_rank_zero(given.rows, {n}, at::kLong);
   const at::Tensor weight =
       from_rank_zero(given.contents.weight, {n, stored_width(spec_.row_dtype, spec.dim)}, stored_type(spec_.row_dtype));
-  const at::Tensor state =
-      from_rank_zero(given.contents.state, {n, state_per_row(spec_.optimizer.kind, spec.dim)}, at::kFloat);
+  const at::Tensor state = from_rank_zero(given.contents.state, {n, state_per_row(spec_, table)}, at::kFloat);
   ShardedPack& pack = pack_of(table);
   const int64_t local = pack.local_table(table);
   if (local < 0) return;

@@ -43,17 +43,6 @@ void check_options(const HashedOptions& options) {
   if (options.eviction == Eviction::kFrequency) check("keep_rows", options.keep_rows, 1);
 }
 
-PackSpec with_null_rows(PackSpec spec) {
-  for (TableSpec& table : spec.tables) {
-    user_check(table.rows < int64_t{1} << 31, "embedding: table \"{}\" may have {} rows, but must be below 2^31",
-               table.name, table.rows);
-    user_check(table.rows >= 1, "embedding: table \"{}\" may have {} rows, but must have room for one", table.name,
-               table.rows);
-    ++table.rows;
-  }
-  return spec;
-}
-
 }  // namespace
 
 Admission parse_admission(std::string_view name) {
@@ -64,21 +53,41 @@ Eviction parse_eviction(std::string_view name) {
   return parse_enum<Eviction>("embedding", "eviction", name, kEvictions);
 }
 
-HashedTables::HashedTables(const PackSpec& spec, const HashedOptions& options, Changes changes)
-    : spec_(spec), options_(options), changes_(changes), packed_(with_null_rows(spec), PackedTables::Initial::kUnset) {
+/// As many rows as there may be, and one of zeros.
+PackSpec HashedTables::packed_spec(PackSpec spec, const HashedOptions& options, Changes changes) {
   check_options(options);
+  for (TableSpec& table : spec.tables) {
+    user_check(table.rows < int64_t{1} << 31, "embedding: table \"{}\" may have {} rows, but must be below 2^31",
+               table.name, table.rows);
+    user_check(table.rows >= 1, "embedding: table \"{}\" may have {} rows, but must have room for one", table.name,
+               table.rows);
+    table.rows = rows_within(spec, table, options, changes) + 1;
+  }
+  return spec;
+}
+
+HashedTables::HashedTables(const PackSpec& spec, const HashedOptions& options, Changes changes)
+    : spec_(spec),
+      options_(options),
+      changes_(changes),
+      packed_(packed_spec(spec, options, changes), PackedTables::Initial::kUnset) {
   for (size_t t = 0; t < spec.tables.size(); ++t) {
     const TableSpec& from = spec.tables[t];
     tables_.push_back(std::make_unique<Table>(initial_rows(spec.seed, from), mix_seed(spec.seed, name_key(from.name))));
     Table& table = *tables_.back();
     const auto number = static_cast<int64_t>(t);
-    table.rows = from.rows;
+    table.rows = packed_.spec().tables[t].rows - 1;
+    table.capped = table.rows < from.rows;
+    if (from.max_bytes > 0) {
+      table.keys = Keys(table.rows, changes);
+      if (options.admission == Admission::kCount) table.candidates = Keys(options.max_candidates, changes);
+    }
     table.row_bytes = row_bytes(spec.row_dtype, from.dim);
     table.state_width = state_per_row(spec.optimizer.kind, from.dim);
     table.stored = packed_.row_data(number);
     table.state = packed_.packed_state(number).mutable_data_ptr<float>();
     if (spec.row_dtype != RowDtype::kFloat32) {
-      table.rows_held = at::empty({from.rows + 1}, at::kInt);
+      table.rows_held = at::empty({table.rows + 1}, at::kInt);
       packed_.set_rows_held(number, static_cast<const uint32_t*>(table.rows_held.const_data_ptr()));
     }
     clear_null_row(table);
@@ -148,7 +157,7 @@ void HashedTables::begin_table(int64_t t, const Jagged& keys, int64_t* slots) {
 uint32_t HashedTables::admit(Table& table, const NewKey& key) {
   if (!is_admitted(table, key)) return kNone;
   if (table.keys.size() == table.rows) {
-    table.counters.refused_full += key.count;
+    (table.capped ? table.counters.refused_memory : table.counters.refused_full) += key.count;
     return kNone;
   }
   int64_t before = 0;
@@ -323,8 +332,8 @@ void HashedTables::load(int64_t t, const KeyedRows& contents) {
   check_counts(contents.candidates, "candidates");
   check("weight", contents.weight, {n, stored_width(spec_.row_dtype, spec.dim)}, stored_type(spec_.row_dtype));
   check("state", contents.state, {n, table.state_width}, at::kFloat);
-  user_check(n <= table.rows, "embedding: table \"{}\" may have {} rows, but {} are to be loaded; raise its rows",
-             spec.name, table.rows, n);
+  user_check(n <= table.rows, "embedding: table \"{}\" may have {} rows, but {} are to be loaded; raise its {}",
+             spec.name, table.rows, n, table.capped ? "max_bytes" : "rows");
   table.keys.load(contents.known, spec.name);
   table.candidates.load(contents.candidates, spec.name);
   for (int64_t i = 0; i < n; ++i)
@@ -346,17 +355,8 @@ HashedCounters HashedTables::counters() const {
     now.candidates = table->candidates.size();
     sum = sum + now;
   }
+  sum.bytes = memory_bytes();
   return sum;
-}
-
-int64_t HashedTables::memory_bytes() const {
-  int64_t bytes = 0;
-  for (const auto& table : tables_) {
-    const int64_t rows = static_cast<int64_t>(table->keys.entries().size()) + 1,
-                  of_row = table->row_bytes + table->state_width * static_cast<int64_t>(sizeof(float));
-    bytes += table->keys.bytes() + table->candidates.bytes() + rows * of_row;
-  }
-  return bytes;
 }
 
 }  // namespace dovetail::embedding

@@ -47,27 +47,31 @@ struct HashedOptions {
   int64_t keep_rows = 0;     ///< of Eviction::kFrequency, of each table
 };
 
-/// What became of keys since the tables were made; sums over the tables. `rows` and `candidates` are those there are
-/// now, the others count occurrences of keys, but `admitted`, `evicted` and `candidates_evicted`, which count keys.
+/// What became of keys since the tables were made; sums over the tables. `rows`, `candidates` and the `bytes` that they
+/// take are those there are now, the others count occurrences of keys, but `admitted`, `evicted` and
+/// `candidates_evicted`, which count keys.
 struct HashedCounters {
-  int64_t rows = 0, candidates = 0;
+  int64_t rows = 0, candidates = 0, bytes = 0;
   int64_t found = 0;               ///< had a row when their step began
   int64_t admitted = 0;            ///< got one
   int64_t not_admitted = 0;        ///< have none by Admission
-  int64_t refused_full = 0;        ///< were to be admitted, but the table has all the rows it may have
+  int64_t refused_full = 0;        ///< were to be admitted, but the table has all the `rows` it may have
+  int64_t refused_memory = 0;      ///< were to be admitted, but the table has all that fit into its max_bytes
   int64_t refused_candidates = 0;  ///< are not even counted, as there are max_candidates
   int64_t evicted = 0, candidates_evicted = 0;
 };
 
 /// All of them by name, those that there are now first.
-inline constexpr size_t kPresentCounters = 2;
-inline constexpr std::array<std::pair<std::string_view, int64_t HashedCounters::*>, 9> kHashedCounters = {{
+inline constexpr size_t kPresentCounters = 3;
+inline constexpr std::array<std::pair<std::string_view, int64_t HashedCounters::*>, 11> kHashedCounters = {{
     {"rows", &HashedCounters::rows},
     {"candidates", &HashedCounters::candidates},
+    {"bytes", &HashedCounters::bytes},
     {"found", &HashedCounters::found},
     {"admitted", &HashedCounters::admitted},
     {"not_admitted", &HashedCounters::not_admitted},
     {"refused_full", &HashedCounters::refused_full},
+    {"refused_memory", &HashedCounters::refused_memory},
     {"refused_candidates", &HashedCounters::refused_candidates},
     {"evicted", &HashedCounters::evicted},
     {"candidates_evicted", &HashedCounters::candidates_evicted},
@@ -94,7 +98,9 @@ struct KeyedRows {
 };
 
 /// Tables without a fixed vocabulary: ids are keys of 64 bits, which get rows as they occur. The `rows` of a TableSpec
-/// are the most that it may have: memory is reserved for them, and taken from the system as they fill. Of a step,
+/// are the most that it may have: memory is reserved for them, and taken from the system as they fill. With a max_bytes
+/// a table has no more rows either than fit into it beside all that belongs to them and to max_candidates candidates:
+/// state, the map of keys (whole from the beginning), counts, and what a delta has to know. Of a step,
 ///
 ///     const Jagged slots = tables.begin(keys);   // keys are admitted
 ///     pool(tables.packed(), slots), update(tables.packed(), {{slots, gradient}})  // or samples_of(slots, ...) of them
@@ -106,7 +112,7 @@ struct KeyedRows {
 /// depend on the number of threads.
 class HashedTables {
  public:
-  /// Throws UserError as PackedTables, and for options out of their range.
+  /// Throws UserError as PackedTables, for options out of their range and for a max_bytes that no row fits into.
   HashedTables(const PackSpec& spec, const HashedOptions& options, Changes changes = Changes::kUntracked);
 
   /// The spec as given; each table of packed() has one row more, its first, of zeros.
@@ -136,8 +142,10 @@ class HashedTables {
   void set_steps(int64_t steps) { step_ = steps; }
 
   HashedCounters counters() const;
-  /// Bytes in use: rows and state that are taken, maps, candidates.
+  /// Bytes in use: rows and state that are taken, maps, candidates. What a step needs for its new keys is not in it.
   int64_t memory_bytes() const;
+  /// The most rows that a table may have, by its rows and its max_bytes.
+  int64_t most_rows(int64_t table) const { return tables_.at(static_cast<size_t>(table))->rows; }
 
  private:
   static constexpr uint32_t kNone = SlotMap<uint64_t>::kNone;
@@ -152,7 +160,11 @@ class HashedTables {
       bool changed = false, saved = false;  // since, and when, changes were last forgotten
     };
 
-    Keys() : map_(16) {}
+    Keys() : map_(kFewKeys) {}
+    /// Room for `most` keys at once: what they need later is taken now, or reserved.
+    Keys(int64_t most, Changes changes);
+    /// What Keys(most, changes) take when they are full.
+    static int64_t bytes_for(int64_t most, Changes changes);
     uint32_t find(uint64_t key) const { return map_.find(key); }
     void prefetch(uint64_t key) const { map_.prefetch(key); }
     uint32_t insert(uint64_t key);
@@ -162,6 +174,7 @@ class HashedTables {
     std::vector<Entry>& entries() { return entries_; }
     const std::vector<Entry>& entries() const { return entries_; }
     int64_t bytes() const;
+    void clear();
     /// The numbers that are taken, by their keys.
     std::vector<int64_t> ascending(RowSet which) const;
     KeyCounts counts(const std::vector<int64_t>& numbers) const;
@@ -169,6 +182,10 @@ class HashedTables {
     void forget_changes();
 
    private:
+    static constexpr int64_t kFewKeys = 16;
+
+    int64_t most_ = 0;  // of which room was made; 0: grows
+    Changes changes_ = Changes::kUntracked;
     SlotMap<uint64_t> map_;
     std::vector<Entry> entries_;
     std::vector<uint32_t> free_;     // the last is taken first
@@ -181,6 +198,7 @@ class HashedTables {
     InitialRows initial;
     uint64_t admission_seed;
     int64_t rows = 0, row_bytes = 0, state_width = 0;
+    bool capped = false;     // rows follow from max_bytes
     char* stored = nullptr;  // of packed_
     float* state = nullptr;  // of packed_
     at::Tensor rows_held;    // (rows + 1) int32: of each row what its key is rounded by
@@ -193,6 +211,12 @@ class HashedTables {
     int64_t count;
   };
 
+  /// Bytes of a table with so many rows, and of the rows that fit into its max_bytes, at most table.rows.
+  static int64_t bytes_for(const PackSpec& spec, const TableSpec& table, const HashedOptions& options, Changes changes,
+                           int64_t rows);
+  static int64_t rows_within(const PackSpec& spec, const TableSpec& table, const HashedOptions& options,
+                             Changes changes);
+  static PackSpec packed_spec(PackSpec spec, const HashedOptions& options, Changes changes);
   void begin_table(int64_t t, const Jagged& keys, int64_t* slots);
   uint32_t admit(Table& table, const NewKey& key);
   bool is_admitted(Table& table, const NewKey& key) const;

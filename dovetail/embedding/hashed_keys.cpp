@@ -8,6 +8,70 @@
 
 namespace dovetail::embedding {
 
+namespace {
+
+constexpr int64_t kFloatBytes = sizeof(float), kLineBytes = 64;
+
+/// Of a row that may be taken: itself, its state and what it is rounded by.
+int64_t bytes_of_row(const PackSpec& spec, const TableSpec& table) {
+  const int64_t held = spec.row_dtype == RowDtype::kFloat32 ? 0 : static_cast<int64_t>(sizeof(int32_t));
+  return row_bytes(spec.row_dtype, table.dim) + kFloatBytes * state_per_row(spec.optimizer.kind, table.dim) + held;
+}
+
+}  // namespace
+
+int64_t HashedTables::bytes_for(const PackSpec& spec, const TableSpec& table, const HashedOptions& options,
+                                Changes changes, int64_t rows) {
+  const int64_t candidates =
+      options.admission == Admission::kCount ? Keys::bytes_for(options.max_candidates, changes) : Keys().bytes();
+  // The row of zeros, and that rows and state each end with a cache line.
+  return (rows + 1) * bytes_of_row(spec, table) + 2 * kLineBytes + Keys::bytes_for(rows, changes) + candidates;
+}
+
+int64_t HashedTables::rows_within(const PackSpec& spec, const TableSpec& table, const HashedOptions& options,
+                                  Changes changes) {
+  if (table.max_bytes == 0) return table.rows;
+  const auto bytes = [&](int64_t rows) { return bytes_for(spec, table, options, changes, rows); };
+  user_check(bytes(1) <= table.max_bytes,
+             "embedding: table \"{}\" has max_bytes = {}, but one row and all that belongs to the table take {}, {} of "
+             "them for max_candidates; raise it, or lower those",
+             table.name, table.max_bytes, bytes(1),
+             options.admission == Admission::kCount ? Keys::bytes_for(options.max_candidates, changes) : 0);
+  int64_t low = 1, high = table.rows;
+  while (low < high) {
+    const int64_t middle = low + (high - low + 1) / 2;
+    if (bytes(middle) <= table.max_bytes) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+int64_t HashedTables::memory_bytes() const {
+  int64_t bytes = 0;
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    const Table& table = *tables_[t];
+    const int64_t rows = std::ssize(table.keys.entries()) + 1;
+    bytes += table.keys.bytes() + table.candidates.bytes() + rows * bytes_of_row(spec_, spec_.tables[t]);
+  }
+  return bytes;
+}
+
+HashedTables::Keys::Keys(int64_t most, Changes changes) : most_(most), changes_(changes), map_(most) {
+  entries_.reserve(static_cast<size_t>(most));
+  free_.reserve(static_cast<size_t>(most));
+  if (changes == Changes::kTracked) removed_.reserve(static_cast<size_t>(most));
+}
+
+int64_t HashedTables::Keys::bytes_for(int64_t most, Changes changes) {
+  const size_t of_key = sizeof(Entry) + sizeof(uint32_t) + (changes == Changes::kTracked ? sizeof(uint64_t) : 0);
+  return SlotMap<uint64_t>::bytes_for(most) + most * static_cast<int64_t>(of_key);
+}
+
+void HashedTables::Keys::clear() { *this = most_ > 0 ? Keys(most_, changes_) : Keys(); }
+
 uint32_t HashedTables::Keys::insert(uint64_t key) {
   if (map_.size() == map_.room()) map_.resize(2 * map_.room());
   auto number = static_cast<uint32_t>(entries_.size());
@@ -30,7 +94,7 @@ void HashedTables::Keys::erase(uint32_t number) {
 }
 
 int64_t HashedTables::Keys::bytes() const {
-  return SlotMap<uint64_t>::bytes_for(map_.room()) + static_cast<int64_t>(entries_.capacity() * sizeof(Entry)) +
+  return map_.bytes() + static_cast<int64_t>(entries_.size() * sizeof(Entry)) +
          static_cast<int64_t>(free_.capacity() * sizeof(uint32_t) + removed_.capacity() * sizeof(uint64_t));
 }
 
@@ -61,7 +125,7 @@ std::vector<int64_t> HashedTables::Keys::ascending(RowSet which) const {
 }
 
 void HashedTables::Keys::load(const KeyCounts& counts, const std::string& table) {
-  *this = {};
+  clear();
   for (int64_t i = 0; i < counts.keys.numel(); ++i) {
     const auto key = static_cast<uint64_t>(counts.keys.const_data_ptr<int64_t>()[i]);
     user_check(find(key) == kNone, "embedding: key {} is there twice in what table \"{}\" is to load", key, table);
@@ -76,7 +140,7 @@ void HashedTables::Keys::forget_changes() {
     entry.changed = false;
     entry.saved = entry.taken;
   }
-  removed_ = {};
+  removed_.clear();
 }
 
 }  // namespace dovetail::embedding

@@ -22,35 +22,48 @@ UpdateTime parse_update_time(const std::string& name) {
   return UpdateTime::kOnApply;
 }
 
+constexpr size_t kNumbers = 6;
+
+OptimizerSpec optimizer_from(const std::string& name, const double* numbers) {
+  return {.kind = parse_optimizer(name),
+          .lr = numbers[0],
+          .momentum = numbers[1],
+          .beta1 = numbers[2],
+          .beta2 = numbers[3],
+          .eps = numbers[4],
+          .weight_decay = numbers[5]};
+}
+
+/// The general optimizer stands before those of the tables.
 Tables make_tables(const std::vector<std::string>& names, const std::vector<int64_t>& rows,
                    const std::vector<int64_t>& dims, const std::vector<std::string>& poolings,
-                   const std::vector<int64_t>& feature_table, const std::string& optimizer,
+                   const std::vector<int64_t>& feature_table, const std::vector<std::string>& optimizers,
                    const std::vector<double>& numbers, const std::string& update, int64_t seed,
                    const std::string& row_dtype, at::Device device) {
   user_check(rows.size() == names.size() && dims.size() == names.size() && poolings.size() == names.size(),
              "embedding: {} names of tables, {} rows, {} dims, {} poolings; there must be one of each", names.size(),
              rows.size(), dims.size(), poolings.size());
-  user_check(numbers.size() == 6,
-             "embedding: the optimizer's numbers are lr, momentum, beta1, beta2, eps, weight_decay, but are {}",
-             numbers.size());
+  user_check(
+      optimizers.size() == names.size() + 1 && numbers.size() == kNumbers * optimizers.size(),
+      "embedding: {} optimizers with {} numbers for {} tables, but there must be the general one and one for each "
+      "table, each with lr, momentum, beta1, beta2, eps, weight_decay",
+      optimizers.size(), numbers.size(), names.size());
   PackSpec spec{.feature_table = feature_table,
-                .optimizer = {.kind = parse_optimizer(optimizer),
-                              .lr = numbers[0],
-                              .momentum = numbers[1],
-                              .beta1 = numbers[2],
-                              .beta2 = numbers[3],
-                              .eps = numbers[4],
-                              .weight_decay = numbers[5]},
+                .optimizer = optimizer_from(optimizers[0], numbers.data()),
                 .seed = static_cast<uint64_t>(seed),
                 .row_dtype = parse_row_dtype(row_dtype)};
   for (size_t t = 0; t < names.size(); ++t)
-    spec.tables.push_back({.name = names[t], .rows = rows[t], .dim = dims[t], .pooling = parse_pooling(poolings[t])});
-  return c10::make_intrusive<TrainedTables>(std::move(spec), parse_update_time(update), device);
+    spec.tables.push_back({.name = names[t],
+                           .rows = rows[t],
+                           .dim = dims[t],
+                           .pooling = parse_pooling(poolings[t]),
+                           .optimizer = optimizer_from(optimizers[t + 1], numbers.data() + kNumbers * (t + 1))});
+  return c10::make_intrusive<TrainedTables>(spec, parse_update_time(update), device);
 }
 
 at::Tensor library_lookup(const Tables& tables, const at::Tensor& values, const at::Tensor& offsets,
                           const std::optional<at::Tensor>& weights) {
-  const auto features = static_cast<int64_t>(tables->tables().features().size());
+  const auto features = std::ssize(tables->spec().feature_table);
   user_check(offsets.dim() == 1 && offsets.numel() >= 1 && features > 0 && (offsets.numel() - 1) % features == 0,
              "embedding: offsets must be ({} features * samples + 1), but has {} elements", features, offsets.numel());
   return lookup(tables, {.values = values,
@@ -62,7 +75,7 @@ at::Tensor library_lookup(const Tables& tables, const at::Tensor& values, const 
 
 c10::Dict<std::string, at::Tensor> library_state(const Tables& tables, int64_t table) {
   c10::Dict<std::string, at::Tensor> state;
-  for (auto& [name, tensor] : tables->tables().state(table)) state.insert(name, tensor);
+  for (auto& [name, tensor] : tables->state(table)) state.insert(name, tensor);
   return state;
 }
 
@@ -76,9 +89,9 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
   m.def("embedding_tables", dovetail::embedding::make_tables);
   m.def("embedding_lookup", dovetail::embedding::library_lookup);
   m.def("embedding_apply", [](const Tables& tables) { tables->apply(); });
-  m.def("embedding_set_lr", [](const Tables& tables, double lr) { tables->tables().set_lr(lr); });
-  m.def("embedding_weight", [](const Tables& tables, int64_t table) { return tables->tables().stored(table); });
+  m.def("embedding_set_lr", [](const Tables& tables, double lr) { tables->set_lr(lr); });
+  m.def("embedding_weight", [](const Tables& tables, int64_t table) { return tables->stored(table); });
   m.def("embedding_state", dovetail::embedding::library_state);
-  m.def("embedding_steps", [](const Tables& tables) { return tables->tables().steps(); });
-  m.def("embedding_set_steps", [](const Tables& tables, int64_t steps) { tables->tables().set_steps(steps); });
+  m.def("embedding_steps", [](const Tables& tables) { return tables->steps(); });
+  m.def("embedding_set_steps", [](const Tables& tables, int64_t steps) { tables->set_steps(steps); });
 }

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "dovetail/base/error.h"
@@ -55,16 +56,40 @@ PoolProblem pool_problem(const PackedTables& tables, const Jagged& batch, const 
   return problem;
 }
 
-void check_pooled(const PackedTables& tables, int64_t samples, const at::Tensor& y, const char* what) {
-  user_check(y.defined() && y.dim() == 2 && y.size(0) == samples && y.size(1) == tables.columns() &&
+/// The rows of a lookup's output.
+int64_t rows_out(const PackedTables& tables, const Jagged& batch) {
+  if (!tables.unpooled()) return batch.samples;
+  return batch.values.defined() ? batch.values.numel() : 0;
+}
+
+void check_output(const PackedTables& tables, const Jagged& batch, const at::Tensor& y, const char* what) {
+  const int64_t rows = rows_out(tables, batch);
+  user_check(y.defined() && y.dim() == 2 && y.size(0) == rows && y.size(1) == tables.columns() &&
                  y.scalar_type() == at::kFloat && y.device() == tables.device(),
-             "embedding: the {} of {} pooled samples must be ({}, {}) Float on {}, but is {}", what, samples, samples,
-             tables.columns(), tables.device().is_cpu() ? "the CPU" : tables.device().str(), describe(y));
+             "embedding: the {} of {} {} must be ({}, {}) Float on {}, but is {}", what, rows,
+             tables.unpooled() ? "ids" : "pooled samples", rows, tables.columns(),
+             tables.device().is_cpu() ? "the CPU" : tables.device().str(), describe(y));
 }
 
 void check_gradient(const PackedTables& tables, const PooledGradient& part) {
   check_jagged(part.batch, tables.feature_rows(), tables.device());
-  check_pooled(tables, part.batch.samples, part.gradient, "gradient");
+  check_output(tables, part.batch, part.gradient, "gradient");
+}
+
+/// The row of every id, as bags of one id each that are numbered over all features.
+void copy_rows(PoolProblem problem, const Jagged& batch) {
+  std::vector<int64_t> one_each(static_cast<size_t>(batch.values.numel()) + 1);
+  std::iota(one_each.begin(), one_each.end(), 0);
+  const int64_t* features = problem.offsets;
+  problem.offsets = one_each.data();
+  problem.samples = 0;
+  parallel_pieces(batch.values.numel(), kPoolSamples, [&](int64_t begin, int64_t end) {
+    for (int64_t f = 0; f < batch.features; ++f) {
+      const int64_t first = std::max(begin, features[f * batch.samples]),
+                    last = std::min(end, features[(f + 1) * batch.samples]);
+      if (first < last) pool_samples(problem, f, first, last);
+    }
+  });
 }
 
 /// One update of a pack. A table with few occurrences is one piece of work: listed, sorted and updated while its keys
@@ -127,7 +152,10 @@ class Update {
 
   void add_table(int64_t t) {
     const TableSpec& spec = tables_.spec().tables[static_cast<size_t>(t)];
-    TableColumns columns{.features = tables_.features_of(t), .mean = spec.pooling == Pooling::kMean};
+    TableColumns columns{.features = tables_.features_of(t),
+                         .columns = {},
+                         .mean = spec.pooling == Pooling::kMean,
+                         .unpooled = tables_.unpooled()};
     for (const int64_t f : columns.features)
       columns.columns.push_back(tables_.features()[static_cast<size_t>(f)].column);
     columns_.push_back(std::move(columns));
@@ -251,19 +279,21 @@ class Update {
 }  // namespace
 
 at::Tensor pool(const PackedTables& tables, const Jagged& batch) {
-  at::Tensor y = allocate(batch.samples * tables.columns(), tables.device()).view({batch.samples, tables.columns()});
+  const int64_t rows = rows_out(tables, batch);
+  at::Tensor y = allocate(rows * tables.columns(), tables.device()).view({rows, tables.columns()});
   pool_into(tables, batch, y);
   return y;
 }
 
 void pool_into(const PackedTables& tables, const Jagged& batch, const at::Tensor& y) {
   check_jagged(batch, tables.feature_rows(), tables.device());
-  check_pooled(tables, batch.samples, y, "output");
+  check_output(tables, batch, y, "output");
   DOVETAIL_CHECK(y.is_contiguous(), "pooled rows are not contiguous");
   const TraceSpan span("dovetail::embedding_pool");
   if (!tables.device().is_cpu()) return pool_on_gpu(tables, batch, y);
   if (!kernels_on(tables)) return composed::pool(tables, batch, y);
   const PoolProblem problem = pool_problem(tables, batch, y);
+  if (tables.unpooled()) return copy_rows(problem, batch);
   // A feature at a time, not a sample: the pages of one table and of the output fit into the TLB, those of all do not.
   const int64_t pieces_of_feature = (batch.samples + kPoolSamples - 1) / kPoolSamples;
   parallel_pieces(batch.features * pieces_of_feature, 1, [&](int64_t begin, int64_t end) {

@@ -11,12 +11,13 @@ namespace dovetail::embedding {
 
 /// The pooled rows of every bag: (samples, columns) float32, features side by side in their order. With w the weight of
 /// an id (1 without weights), the sum over the bag of w * row, added in the order of the bag; for a mean, that times
-/// 1 / (number of ids in the bag). Zero for an empty bag. Throws UserError as check_jagged.
+/// 1 / (number of ids in the bag). Zero for an empty bag. Of Pooling::kNone: w * row of every id, in the order of the
+/// batch's values, (ids, dim). Throws UserError as check_jagged.
 at::Tensor pool(const PackedTables& tables, const Jagged& batch);
-/// The same into the features' columns of y (samples, columns) float32, contiguous; other columns stay as they are.
+/// The same into the features' columns of y, float32, of that shape and contiguous; other columns stay as they are.
 void pool_into(const PackedTables& tables, const Jagged& batch, const at::Tensor& y);
 
-/// The gradient of pool(tables, batch): (samples, columns) float32.
+/// The gradient of pool(tables, batch), float32 and of its shape.
 struct PooledGradient {
   Jagged batch;
   at::Tensor gradient;

@@ -21,7 +21,8 @@ bool list_single(const TableColumns& table, const MicroBatch& batch, int64_t beg
   for (int64_t b = begin; b < end; ++b) uneven |= static_cast<uint64_t>(offsets[b + 1] - offsets[b]) ^ 1;
   if (uneven) return false;
   const int64_t* values = batch.values + offsets[begin];
-  const float* gradient = batch.gradient + begin * batch.gradient_stride + table.columns[0];
+  const int64_t first_row = table.unpooled ? offsets[begin] : begin;
+  const float* gradient = batch.gradient + first_row * batch.gradient_stride + table.columns[0];
   for (int64_t i = 0; i < end - begin; ++i) {
     keys[i] = key_of(static_cast<uint64_t>(values[i]), first + static_cast<uint64_t>(i));
     occurrences[i] = {gradient + i * batch.gradient_stride, 1.0f};
@@ -48,7 +49,8 @@ void list_occurrences(const TableColumns& table, const MicroBatch& batch, int64_
       const float scale = table.mean ? 1.0f / static_cast<float>(bag[1] - bag[0]) : 1.0f;
       for (int64_t i = bag[0]; i < bag[1]; ++i) {
         *keys++ = key_of(static_cast<uint64_t>(batch.values[i]), first++);
-        *occurrences++ = {gradient, batch.weights ? batch.weights[i] * scale : scale};
+        *occurrences++ = {table.unpooled ? batch.gradient + i * batch.gradient_stride : gradient,
+                          batch.weights ? batch.weights[i] * scale : scale};
       }
     }
   }

@@ -5,7 +5,7 @@
 
 namespace dovetail::embedding {
 
-/// A micro-batch as pointers: its Jagged and the gradient of its pooled output, rows `gradient_stride` floats apart.
+/// A micro-batch as pointers: its Jagged and the gradient of what was looked up, rows `gradient_stride` floats apart.
 struct MicroBatch {
   const int64_t *values, *offsets;
   const float* weights;  ///< or null
@@ -14,8 +14,8 @@ struct MicroBatch {
   int64_t gradient_stride;
 };
 
-/// One id of a batch: the gradient of the bag it stands in, and what that is multiplied by to be the gradient of the
-/// row.
+/// One id of a batch: the gradient of the bag it stands in, or without pooling its own, and what that is multiplied by
+/// to be the gradient of the row.
 struct Occurrence {
   const float* gradient;
   float scale;
@@ -25,6 +25,7 @@ struct Occurrence {
 struct TableColumns {
   std::vector<int64_t> features, columns;  ///< its features and where each begins in the pooled output
   bool mean;
+  bool unpooled;
 };
 
 /// An occurrence of a row is a key: the row in the upper 32 bits, its index in the order of occurrences in the lower.

@@ -11,9 +11,11 @@ namespace dovetail::embedding {
 
 namespace {
 
-constexpr std::array<const char*, 5> kNames = {"sgd", "momentum", "adagrad", "rowwise_adagrad", "adam"};
+constexpr std::array<std::string_view, 5> kNames = {"sgd", "momentum", "adagrad", "rowwise_adagrad", "adam"};
 
 }  // namespace
+
+std::string_view name(OptimizerKind kind) { return kNames[static_cast<size_t>(kind)]; }
 
 OptimizerKind parse_optimizer(std::string_view name) {
   for (size_t i = 0; i < kNames.size(); ++i) {

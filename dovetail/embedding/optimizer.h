@@ -17,7 +17,9 @@ namespace dovetail::embedding {
 ///                   rows together
 enum class OptimizerKind { kSgd, kMomentum, kAdagrad, kRowWiseAdagrad, kAdam };
 
-/// "sgd", "momentum", "adagrad", "rowwise_adagrad", "adam". Throws UserError for another name.
+/// "sgd", "momentum", "adagrad", "rowwise_adagrad", "adam".
+std::string_view name(OptimizerKind kind);
+/// The inverse. Throws UserError for another name.
 OptimizerKind parse_optimizer(std::string_view name);
 
 struct OptimizerSpec {
@@ -27,6 +29,7 @@ struct OptimizerSpec {
   double beta1 = 0.9, beta2 = 0.999;  ///< of kAdam
   double eps = 1e-8;                  ///< of kAdagrad, kRowWiseAdagrad, kAdam
   double weight_decay = 0;
+  bool operator==(const OptimizerSpec&) const = default;
 };
 
 /// OptimizerSpec as the kernels use it.

@@ -8,6 +8,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "dovetail/base/enum_names.h"
@@ -25,13 +26,18 @@ const TableSpec& table_of(const PackSpec& spec, int64_t t) { return spec.tables[
 
 int64_t bytes_of(const PackSpec& spec, int64_t t) {
   const TableSpec& table = table_of(spec, t);
-  const int64_t state_bytes = state_per_row(spec.optimizer.kind, table.dim) * static_cast<int64_t>(sizeof(float));
-  return table.rows * (row_bytes(spec.row_dtype, table.dim) + state_bytes);
+  const int64_t state_bytes = state_per_row(spec, t) * static_cast<int64_t>(sizeof(float));
+  const int64_t bytes = table.rows * (row_bytes(spec.row_dtype, table.dim) + state_bytes);
+  return table.max_bytes > 0 ? std::min(bytes, table.max_bytes) : bytes;
+}
+
+bool has_row_wise_state(const PackSpec& spec, int64_t t) {
+  return optimizer_of(spec, t).kind == OptimizerKind::kRowWiseAdagrad;
 }
 
 bool columns_can_be_cut(const PackSpec& spec, int64_t t, int64_t ranks) {
-  return spec.optimizer.kind != OptimizerKind::kRowWiseAdagrad && spec.row_dtype != RowDtype::kMXFP8 &&
-         !table_of(spec, t).hashed && table_of(spec, t).dim >= kColumnUnit * ranks;
+  return !has_row_wise_state(spec, t) && spec.row_dtype != RowDtype::kMXFP8 && !table_of(spec, t).hashed &&
+         table_of(spec, t).dim >= kColumnUnit * ranks;
 }
 
 /// Of `count` units in equal parts, where part `index` begins.
@@ -52,14 +58,16 @@ std::vector<PlannedTable> measure_tables(const PackSpec& spec, const PlanOptions
 }
 
 void check_column_wise(const PackSpec& spec, int64_t ranks) {
-  user_check(
-      spec.optimizer.kind != OptimizerKind::kRowWiseAdagrad,
-      "embedding: row-wise Adagrad has one state for a whole row, which column-wise tables would cut; use another "
-      "sharding, or adagrad");
   user_check(spec.row_dtype != RowDtype::kMXFP8,
              "embedding: mxfp8 has one scale for 32 elements of a row, which column-wise tables would cut; use another "
              "sharding, or bf16");
-  for (const TableSpec& table : spec.tables) {
+  for (int64_t t = 0; t < std::ssize(spec.tables); ++t) {
+    const TableSpec& table = table_of(spec, t);
+    user_check(
+        !has_row_wise_state(spec, t),
+        "embedding: table \"{}\": row-wise Adagrad has one state for a whole row, which column-wise tables would "
+        "cut; use another sharding, or adagrad",
+        table.name);
     user_check(
         !table.hashed,
         "embedding: the keys of table \"{}\", which has no fixed vocabulary, are of whole rows, which column-wise "
@@ -103,11 +111,15 @@ void place_whole_tables(int64_t ranks, std::vector<PlannedTable>& tables) {
 }
 
 void pack_tables(const PackSpec& spec, EmbeddingPlan& plan, bool packing) {
-  std::map<std::pair<Sharding, bool>, size_t> pack_of;
+  std::map<std::tuple<Sharding, bool, size_t>, size_t> pack_of;
+  std::vector<size_t> optimizer(plan.tables.size());
+  const std::vector<std::vector<int64_t>> alike = tables_by_optimizer(spec);
+  for (size_t i = 0; i < alike.size(); ++i)
+    for (const int64_t t : alike[i]) optimizer[static_cast<size_t>(t)] = i;
   for (size_t t = 0; t < plan.tables.size(); ++t) {
     const PlannedTable& table = plan.tables[t];
     const bool hashed = spec.tables[t].hashed;
-    const auto [place, fresh] = pack_of.try_emplace({table.sharding, hashed}, plan.packs.size());
+    const auto [place, fresh] = pack_of.try_emplace({table.sharding, hashed, optimizer[t]}, plan.packs.size());
     if (fresh || !packing) plan.packs.push_back({.tables = {}, .sharding = table.sharding, .hashed = hashed});
     PlannedPack& pack = packing ? plan.packs[place->second] : plan.packs.back();
     pack.tables.push_back(static_cast<int64_t>(t));
@@ -166,6 +178,16 @@ void group_packs(EmbeddingPlan& plan) {
   std::ranges::stable_sort(plan.packs, {}, &PlannedPack::group);
 }
 
+/// The numbers that its kind reads.
+nlohmann::ordered_json to_json(const OptimizerSpec& optimizer) {
+  nlohmann::ordered_json json = {{"kind", name(optimizer.kind)}, {"lr", optimizer.lr}};
+  if (optimizer.kind == OptimizerKind::kMomentum) json["momentum"] = optimizer.momentum;
+  if (optimizer.kind == OptimizerKind::kAdam) json["betas"] = {optimizer.beta1, optimizer.beta2};
+  if (optimizer.kind != OptimizerKind::kSgd && optimizer.kind != OptimizerKind::kMomentum) json["eps"] = optimizer.eps;
+  json["weight_decay"] = optimizer.weight_decay;
+  return json;
+}
+
 }  // namespace
 
 std::string_view name(Sharding sharding) { return kShardings[static_cast<size_t>(sharding)]; }
@@ -178,6 +200,12 @@ EmbeddingPlan make_plan(const PackSpec& spec, const PlanOptions& options) {
   const auto tables = static_cast<int64_t>(spec.tables.size());
   user_check(options.groups >= 1 && options.groups <= std::max<int64_t>(tables, 1),
              "embedding: {} tables cannot be in {} groups", tables, options.groups);
+  for (const TableSpec& table : spec.tables)
+    user_check(
+        table.pooling != Pooling::kNone,
+        "embedding: table \"{}\" has pooling none, but tables over ranks send pooled rows; look each place of its "
+        "bags up as a feature of its own, with bags of one id",
+        table.name);
   EmbeddingPlan plan{.ranks = options.ranks, .groups = options.groups, .tables = measure_tables(spec, options)};
   if (tables == 0) return plan;
   if (options.sharding) {
@@ -191,6 +219,26 @@ EmbeddingPlan make_plan(const PackSpec& spec, const PlanOptions& options) {
   if (options.packing) split_packs(plan);
   group_packs(plan);
   return plan;
+}
+
+std::vector<std::vector<int64_t>> tables_by_optimizer(const PackSpec& spec) {
+  std::vector<std::vector<int64_t>> alike;
+  for (int64_t t = 0; t < std::ssize(spec.tables); ++t) {
+    const auto found = std::ranges::find_if(
+        alike, [&](const auto& tables) { return optimizer_of(spec, tables.front()) == optimizer_of(spec, t); });
+    if (found == alike.end()) {
+      alike.push_back({t});
+    } else {
+      found->push_back(t);
+    }
+  }
+  return alike;
+}
+
+std::vector<int64_t> whole_columns(const PackSpec& spec) {
+  std::vector<int64_t> columns = {0};
+  for (const int64_t t : spec.feature_table) columns.push_back(columns.back() + table_of(spec, t).dim);
+  return columns;
 }
 
 std::vector<int64_t> features_of(const PackSpec& spec, const PlannedPack& pack) {
@@ -208,6 +256,7 @@ TableSpec local_table(const PackSpec& spec, const EmbeddingPlan& plan, int64_t t
       if (table.hashed) {
         table.slice = {.whole_rows = table.rows};
         table.rows = (table.rows + plan.ranks - 1) / plan.ranks;
+        table.max_bytes /= plan.ranks;
         return table;
       }
       table.slice = {.first_row = rank, .row_step = plan.ranks, .whole_rows = table.rows};
@@ -230,8 +279,11 @@ TableSpec local_table(const PackSpec& spec, const EmbeddingPlan& plan, int64_t t
 
 PackSpec local_spec(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank,
                     std::vector<int64_t>& features) {
-  PackSpec local{
-      .tables = {}, .feature_table = {}, .optimizer = spec.optimizer, .seed = spec.seed, .row_dtype = spec.row_dtype};
+  PackSpec local{.tables = {},
+                 .feature_table = {},
+                 .optimizer = optimizer_of(spec, pack.tables.front()),
+                 .seed = spec.seed,
+                 .row_dtype = spec.row_dtype};
   features.clear();
   std::map<int64_t, int64_t> local_number;
   for (const int64_t t : pack.tables) {
@@ -239,6 +291,7 @@ PackSpec local_spec(const PackSpec& spec, const EmbeddingPlan& plan, const Plann
     if (planned.sharding == Sharding::kTableWise && planned.rank != rank) continue;
     TableSpec table = local_table(spec, plan, t, rank);
     if (table.rows == 0) table.rows = 1;  // fewer rows than ranks: one that no id reaches
+    table.optimizer.reset();
     local_number[t] = static_cast<int64_t>(local.tables.size());
     local.tables.push_back(std::move(table));
   }
@@ -262,16 +315,18 @@ int64_t bytes_on(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedP
 std::string print(const PackSpec& spec, const EmbeddingPlan& plan) {
   double volume = 0;
   for (const PlannedPack& pack : plan.packs) volume += pack.volume;
-  std::string text = fmt::format("{:>4} {:>5}  {:<10} {:>7} {:>9} {:>7}  {}\n", "pack", "group", "sharding", "tables",
-                                 "features", "volume", "MB on each rank");
+  std::string text = fmt::format("{:>4} {:>5}  {:<10} {:>7} {:>9} {:<22} {:>7}  {}\n", "pack", "group", "sharding",
+                                 "tables", "features", "optimizer", "volume", "MB on each rank");
   for (size_t i = 0; i < plan.packs.size(); ++i) {
     const PlannedPack& pack = plan.packs[i];
     std::vector<std::string> megabytes;
     for (int64_t r = 0; r < plan.ranks; ++r)
       megabytes.push_back(fmt::format("{:.1f}", 1e-6 * static_cast<double>(bytes_on(spec, plan, pack, r))));
-    text += fmt::format("{:>4} {:>5}  {:<10} {:>7} {:>9} {:>5.1f} %  {}\n", i, pack.group,
+    const OptimizerSpec& optimizer = optimizer_of(spec, pack.tables.front());
+    text += fmt::format("{:>4} {:>5}  {:<10} {:>7} {:>9} {:<22} {:>5.1f} %  {}\n", i, pack.group,
                         plan.ranks == 1 ? "local" : name(pack.sharding), pack.tables.size(),
-                        features_of(spec, pack).size(), 100 * pack.volume / volume, fmt::join(megabytes, " "));
+                        features_of(spec, pack).size(), fmt::format("{} {}", name(optimizer.kind), optimizer.lr),
+                        100 * pack.volume / volume, fmt::join(megabytes, " "));
   }
   return text;
 }
@@ -293,6 +348,7 @@ nlohmann::ordered_json to_json(const PackSpec& spec, const EmbeddingPlan& plan) 
     for (int64_t r = 0; r < plan.ranks; ++r) bytes.push_back(bytes_on(spec, plan, pack, r));
     packs.push_back({{"sharding", name(pack.sharding)},
                      {"group", pack.group},
+                     {"optimizer", to_json(optimizer_of(spec, pack.tables.front()))},
                      {"volume", pack.volume},
                      {"bytes", bytes},
                      {"tables", std::move(tables)}});

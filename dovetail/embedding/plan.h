@@ -31,7 +31,7 @@ struct PlannedTable {
   double volume = 1;  ///< dim times the ids that a sample is expected to have: floats of rows that it reads
 };
 
-/// Tables whose lookups are one operation and one exchange.
+/// Tables whose lookups are one operation and one exchange, and whose rows have one optimizer.
 struct PlannedPack {
   std::vector<int64_t> tables;  ///< ascending
   Sharding sharding = Sharding::kReplicated;
@@ -61,14 +61,18 @@ struct PlanOptions {
 ///    every bag). A hashed table stays whole, for in parts of one other keys would be refused and evicted. What is
 ///    whole: the largest volume first to the rank with the least (LPT). Replicated is never chosen: its exchange is n /
 ///    2 times a whole table's, and every rank makes every update.
-/// 2. Packing. Tables that lie alike, all hashed or none, are one pack. All tables have one optimizer and dtype, and
-///    poolings and dimensions mix within a pack.
+/// 2. Packing. Tables that lie alike, all hashed or none, and have the same optimizer with the same numbers are one
+///    pack. All tables have one dtype, and sums, means and dimensions mix within a pack.
 /// 3. Splitting. A pack whose volume exceeds the mean is split into parts of about the mean; while there are fewer
 ///    packs than groups the largest that can be is halved.
 /// 4. Grouping. The largest volume first to the group with the least.
 /// Throws UserError for column-wise tables of fewer than 4 columns a rank, hashed ones, under row-wise Adagrad, whose
-/// state is of the whole row, or in MXFP8, whose scales are of 32 elements.
+/// state is of the whole row, or in MXFP8, whose scales are of 32 elements; and for Pooling::kNone, which is of one
+/// PackedTables alone.
 EmbeddingPlan make_plan(const PackSpec& spec, const PlanOptions& options);
+
+/// The tables of each optimizer, in the order of the first of each: what may be looked up as one.
+std::vector<std::vector<int64_t>> tables_by_optimizer(const PackSpec& spec);
 
 /// The features that look into a pack's tables, ascending.
 std::vector<int64_t> features_of(const PackSpec& spec, const PlannedPack& pack);
@@ -81,11 +85,14 @@ TableSpec local_table(const PackSpec& spec, const EmbeddingPlan& plan, int64_t t
 PackSpec local_spec(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank,
                     std::vector<int64_t>& features);
 
-/// Bytes of rows and state that `rank` holds of a pack.
+/// Where each feature's pooled rows begin in the output of a whole collection, features side by side, and its columns.
+std::vector<int64_t> whole_columns(const PackSpec& spec);
+
+/// Bytes of rows and state that `rank` holds of a pack at most.
 int64_t bytes_on(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank);
 
-/// A table for the terminal: a line for each pack, with its tables, sharding, group, share of the volume and bytes on
-/// each rank.
+/// A table for the terminal: a line for each pack, with its tables, sharding, group, optimizer and rate, share of the
+/// volume and bytes on each rank.
 std::string print(const PackSpec& spec, const EmbeddingPlan& plan);
 nlohmann::ordered_json to_json(const PackSpec& spec, const EmbeddingPlan& plan);
 

@@ -17,18 +17,6 @@ namespace {
 /// Words before the lengths of a message of ids: samples, 1 where there are weights.
 constexpr int64_t kHeader = 2;
 
-/// The first columns of all features in the output of the whole collection.
-std::vector<int64_t> whole_columns(const PackSpec& spec) {
-  std::vector<int64_t> columns;
-  int64_t next = 0;
-  for (const int64_t t : spec.feature_table) {
-    columns.push_back(next);
-    next += spec.tables[static_cast<size_t>(t)].dim;
-  }
-  columns.push_back(next);
-  return columns;
-}
-
 /// The rank's tables; of one rank they write into the whole collection's output.
 PackSpec rank_spec(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank) {
   std::vector<int64_t> features;

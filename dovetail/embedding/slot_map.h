@@ -20,6 +20,7 @@ class SlotMap {
 
   static int64_t bytes_for(int64_t keys) { return places_for(keys) * static_cast<int64_t>(sizeof(Place)); }
 
+  int64_t bytes() const { return static_cast<int64_t>(places_.size() * sizeof(Place)); }
   int64_t size() const { return size_; }
   int64_t room() const { return static_cast<int64_t>(places_.size()) * 2 / 3; }
 

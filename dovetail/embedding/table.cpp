@@ -20,35 +20,35 @@ namespace {
 
 constexpr int64_t kFloatBytes = sizeof(float), kLine = 16;  // floats of a cache line
 
-void check_spec(const PackSpec& spec) {
-  std::set<std::string> names;
+void check_pooling(const PackSpec& spec) {
   for (const TableSpec& table : spec.tables) {
-    user_check(names.insert(table.name).second, "embedding: two tables are named \"{}\"", table.name);
-    user_check(table.rows >= 1 && table.rows <= int64_t{1} << 31 && table.dim >= 1,
-               "embedding: table \"{}\" has {} rows of {} elements, but must have 1 to 2^31 rows of 1 element or more",
-               table.name, table.rows, table.dim);
+    const TableSpec& first = spec.tables.front();
+    user_check(
+        (table.pooling == Pooling::kNone) == (first.pooling == Pooling::kNone),
+        "embedding: tables \"{}\" and \"{}\" are in one collection, but only one of them has pooling none; make a "
+        "collection of those that have it",
+        first.name, table.name);
+    user_check(
+        table.pooling != Pooling::kNone || table.dim == first.dim,
+        "embedding: the rows of tables \"{}\" and \"{}\" are one output, for their pooling is none, but have {} and "
+        "{} elements; make a collection of each",
+        first.name, table.name, first.dim, table.dim);
   }
-  for (size_t f = 0; f < spec.feature_table.size(); ++f)
-    user_check(spec.feature_table[f] >= 0 && spec.feature_table[f] < static_cast<int64_t>(spec.tables.size()),
-               "embedding: feature {} looks into table {}, but there are {} tables", f, spec.feature_table[f],
-               spec.tables.size());
-  user_check(spec.feature_columns.empty() || spec.feature_columns.size() == spec.feature_table.size(),
-             "embedding: {} features have {} columns", spec.feature_table.size(), spec.feature_columns.size());
-  for (size_t f = 0; f < spec.feature_columns.size(); ++f) {
-    const int64_t first = spec.feature_columns[f], dim = spec.tables[static_cast<size_t>(spec.feature_table[f])].dim;
-    user_check(first >= 0 && first + dim <= spec.columns,
-               "embedding: feature {} has columns {} to {} of an output of {}", f, first, first + dim, spec.columns);
-  }
-  check_optimizer(spec.optimizer);
+  user_check(spec.tables.empty() || spec.tables.front().pooling != Pooling::kNone || spec.feature_columns.empty(),
+             "embedding: rows of pooling none have no columns beside others'");
 }
 
 void check_on_gpu(const PackSpec& spec, at::Device device) {
   user_check(device.is_cuda(), "embedding: tables are asked for on {}; they lie on the CPU or a CUDA device",
              device.str());
   user_check(spec.row_dtype != RowDtype::kMXFP8, "embedding: rows on a GPU are fp32 or bf16, not mxfp8");
-  for (const TableSpec& table : spec.tables)
+  for (const TableSpec& table : spec.tables) {
     user_check(table.dim <= kCudaDim, "embedding: table \"{}\" has rows of {} elements, but a GPU's have at most {}",
                table.name, table.dim, kCudaDim);
+    user_check(table.pooling != Pooling::kNone,
+               "embedding: table \"{}\" has pooling none, but a GPU pools rows; give each id a bag of its own",
+               table.name);
+  }
   user_check(
       kernel_enabled(Kernel::kEmbedding),
       "embedding: tables on a GPU need the kernels that DOVETAIL_DISABLE takes away; leave \"embedding\" out of it");
@@ -73,6 +73,50 @@ void use_huge_pages(const at::Tensor& storage) {
 
 }  // namespace
 
+const OptimizerSpec& optimizer_of(const PackSpec& spec, int64_t table) {
+  const std::optional<OptimizerSpec>& own = spec.tables.at(static_cast<size_t>(table)).optimizer;
+  return own ? *own : spec.optimizer;
+}
+
+double rate_of(const PackSpec& spec, int64_t table, double lr) {
+  const double own = optimizer_of(spec, table).lr, general = spec.optimizer.lr;
+  if (own == general) return lr;
+  user_check(
+      general > 0,
+      "embedding: table \"{}\" has a rate of its own beside a general one of 0, to which it has no ratio; give a "
+      "positive one",
+      spec.tables[static_cast<size_t>(table)].name);
+  return lr * (own / general);
+}
+
+int64_t state_per_row(const PackSpec& spec, int64_t table) {
+  return state_per_row(optimizer_of(spec, table).kind, spec.tables.at(static_cast<size_t>(table)).dim);
+}
+
+void check_spec(const PackSpec& spec) {
+  std::set<std::string> names;
+  for (const TableSpec& table : spec.tables) {
+    user_check(names.insert(table.name).second, "embedding: two tables are named \"{}\"", table.name);
+    user_check(table.rows >= 1 && table.rows <= int64_t{1} << 31 && table.dim >= 1,
+               "embedding: table \"{}\" has {} rows of {} elements, but must have 1 to 2^31 rows of 1 element or more",
+               table.name, table.rows, table.dim);
+    if (table.optimizer) check_optimizer(*table.optimizer);
+  }
+  for (size_t f = 0; f < spec.feature_table.size(); ++f)
+    user_check(spec.feature_table[f] >= 0 && spec.feature_table[f] < static_cast<int64_t>(spec.tables.size()),
+               "embedding: feature {} looks into table {}, but there are {} tables", f, spec.feature_table[f],
+               spec.tables.size());
+  user_check(spec.feature_columns.empty() || spec.feature_columns.size() == spec.feature_table.size(),
+             "embedding: {} features have {} columns", spec.feature_table.size(), spec.feature_columns.size());
+  for (size_t f = 0; f < spec.feature_columns.size(); ++f) {
+    const int64_t first = spec.feature_columns[f], dim = spec.tables[static_cast<size_t>(spec.feature_table[f])].dim;
+    user_check(first >= 0 && first + dim <= spec.columns,
+               "embedding: feature {} has columns {} to {} of an output of {}", f, first, first + dim, spec.columns);
+  }
+  check_optimizer(spec.optimizer);
+  check_pooling(spec);
+}
+
 at::Tensor allocate(int64_t elements, at::Device device) {
   at::Tensor storage = at::empty({elements}, at::TensorOptions(device).dtype(at::kFloat));
   if (device.is_cpu()) use_huge_pages(storage);
@@ -82,7 +126,8 @@ at::Tensor allocate(int64_t elements, at::Device device) {
 Pooling parse_pooling(std::string_view name) {
   if (name == "sum") return Pooling::kSum;
   if (name == "mean") return Pooling::kMean;
-  throw UserError(fmt::format("embedding: no pooling is named \"{}\"", name), "use sum or mean");
+  if (name == "none") return Pooling::kNone;
+  throw UserError(fmt::format("embedding: no pooling is named \"{}\"", name), "use sum, mean or none");
 }
 
 InitialRows::InitialRows(uint64_t seed, std::string_view table, float bound, int64_t dim, const TableSlice& slice)
@@ -138,17 +183,23 @@ InitialRows initial_rows(uint64_t seed, const TableSpec& table) {
 PackedTables::PackedTables(PackSpec spec, Initial initial, at::Device device)
     : spec_(std::move(spec)), table_features_(spec_.tables.size()), rows_held_(spec_.tables.size()) {
   check_spec(spec_);
+  for (const TableSpec& table : spec_.tables)
+    user_check(!table.optimizer || *table.optimizer == spec_.optimizer,
+               "embedding: table \"{}\" has an optimizer of its own, but tables that are looked up as one share theirs",
+               table.name);
   if (!device.is_cpu()) check_on_gpu(spec_, device);
   for (size_t f = 0; f < spec_.feature_table.size(); ++f) {
     const int64_t t = spec_.feature_table[f];
     const TableSpec& table = spec_.tables[static_cast<size_t>(t)];
     const bool own_output = spec_.feature_columns.empty();
-    features_.push_back({.table = t, .column = own_output ? columns_ : spec_.feature_columns[f]});
+    const int64_t column = unpooled() ? 0 : own_output ? columns_ : spec_.feature_columns[f];
+    features_.push_back({.table = t, .column = column});
     feature_rows_.push_back(table.rows);
     table_features_[static_cast<size_t>(t)].push_back(static_cast<int64_t>(f));
     columns_ += table.dim;
   }
   if (!spec_.feature_columns.empty()) columns_ = spec_.columns;
+  if (unpooled()) columns_ = spec_.tables.front().dim;
   std::vector<int64_t> weight_sizes, state_sizes;
   for (const TableSpec& table : spec_.tables) {
     weight_sizes.push_back((table.rows * row_bytes(spec_.row_dtype, table.dim) + kFloatBytes - 1) / kFloatBytes);

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,9 +14,10 @@
 
 namespace dovetail::embedding {
 
-enum class Pooling { kSum, kMean };
+/// What a lookup makes of the rows of a bag: their sum or mean, or nothing (kNone): the row of every id, by itself.
+enum class Pooling { kSum, kMean, kNone };
 
-/// "sum", "mean". Throws UserError for another name.
+/// "sum", "mean", "none". Throws UserError for another name.
 Pooling parse_pooling(std::string_view name);
 
 /// Which part of a larger table a table is: its row i is the whole's first_row + i * row_step, its column c the whole's
@@ -30,14 +32,17 @@ struct TableSpec {
   int64_t rows = 0, dim = 0;
   Pooling pooling = Pooling::kSum;
   TableSlice slice = {};
-  bool hashed = false;  ///< without a fixed vocabulary (hashed.h): ids are keys, `rows` the most that there may be
+  bool hashed = false;    ///< without a fixed vocabulary (hashed.h): ids are keys, `rows` the most that there may be
+  int64_t max_bytes = 0;  ///< of a hashed one: memory of all that belongs to it; 0: any
+  std::optional<OptimizerSpec> optimizer = {};  ///< in place of the general one
 };
 
-/// Tables whose lookups are one operation and whose rows have one optimizer.
+/// Tables and the features that look into them: of a whole collection, or of a pack, whose lookups are one operation
+/// and whose rows have one optimizer.
 struct PackSpec {
   std::vector<TableSpec> tables;
   std::vector<int64_t> feature_table;  ///< of each feature, the index of its table; several may share one
-  OptimizerSpec optimizer;
+  OptimizerSpec optimizer;             ///< of the tables that have none of their own
   uint64_t seed = 0;
   /// Where each feature's pooled rows begin in an output of `columns`, which other packs may share; empty: side by
   /// side in an output of their own.
@@ -45,6 +50,18 @@ struct PackSpec {
   int64_t columns = 0;
   RowDtype row_dtype = RowDtype::kFloat32;
 };
+
+/// Throws UserError for names that are not unique, sizes below 1, more than 2^31 rows in a table, features without a
+/// table, columns that lie outside of the output, an optimizer's number out of its range, and Pooling::kNone beside
+/// other poolings or of several dimensions: an output is (samples, columns) of pooled rows or (ids, dim) of rows.
+void check_spec(const PackSpec& spec);
+
+/// The optimizer of a table.
+const OptimizerSpec& optimizer_of(const PackSpec& spec, int64_t table);
+/// Its rate when the general one has become `lr`: the ratio of the spec's rates stays.
+double rate_of(const PackSpec& spec, int64_t table, double lr);
+/// The float32 numbers of state that its rows have.
+int64_t state_per_row(const PackSpec& spec, int64_t table);
 
 /// (elements) float32, uninitialised, on the CPU on huge pages where the system gives them: rows are read in no order,
 /// each of them a miss of the TLB with pages of 4 KiB.
@@ -88,14 +105,13 @@ struct FeatureLayout {
 /// another. A table's rows follow one another; tables begin at a cache line.
 ///
 /// Initial values are those of initial_rows; state begins at zero. kUnset leaves both undefined, for rows that are
-/// moved in from elsewhere. Tables on a GPU have rows of 1024 elements at most, in FP32 or BF16; a batch and its
-/// gradient lie there too.
+/// moved in from elsewhere. Tables on a GPU have rows of 1024 elements at most, in FP32 or BF16, and pool them; a batch
+/// and its gradient lie there too.
 class PackedTables {
  public:
   enum class Initial { kDrawn, kUnset };
 
-  /// Throws UserError for names that are not unique, sizes below 1, more than 2^31 rows in a table, features without a
-  /// table, columns that lie outside of the output and what the device cannot have.
+  /// Throws UserError as check_spec, for several optimizers and for what the device cannot have.
   explicit PackedTables(PackSpec spec, Initial initial = Initial::kDrawn, at::Device device = at::kCPU);
 
   const PackSpec& spec() const { return spec_; }
@@ -105,8 +121,10 @@ class PackedTables {
   const std::vector<int64_t>& feature_rows() const { return feature_rows_; }
   /// The features of a table, ascending.
   const std::vector<int64_t>& features_of(int64_t table) const { return table_features_[static_cast<size_t>(table)]; }
-  /// The columns of the pooled output: the sum of the features' dims, or what the spec says.
+  /// The columns of the pooled output: the sum of the features' dims, or what the spec says. Without pooling: the dim.
   int64_t columns() const { return columns_; }
+  /// Whether the tables are of Pooling::kNone.
+  bool unpooled() const { return !spec_.tables.empty() && spec_.tables.front().pooling == Pooling::kNone; }
 
   /// (rows, dim) float32: a view of the table's rows where they are stored so, else a copy of what they stand for.
   at::Tensor weight(int64_t table) const;

@@ -140,6 +140,19 @@ struct DynamicSection {
   bool operator==(const DynamicSection&) const = default;
 };
 
+/// Another optimizer for some tables; what it leaves out is the general one's.
+struct EmbeddingOverride {
+  static constexpr double kGeneral = -1;
+  std::vector<std::string> tables;  ///< globs over their names
+  std::string optimizer;            ///< empty: the general one
+  double lr = 0;                    ///< 0: the general one
+  double momentum = kGeneral;
+  std::vector<double> betas;  ///< empty: the general ones
+  double eps = 0;             ///< 0: the general one
+  double weight_decay = kGeneral;
+  void describe(Section& s);
+};
+
 /// The tables of a recommender.
 struct EmbeddingSection {
   static constexpr int64_t kAuto = -1;  ///< measured in some steps before the first
@@ -151,6 +164,7 @@ struct EmbeddingSection {
   std::vector<double> betas = {0.9, 0.999};
   double eps = 1e-8;
   double weight_decay = 0;
+  std::vector<EmbeddingOverride> overrides;
   std::string sharding = "auto";  ///< auto | row | table | column | replicated
   std::string exchange = "fp32";  ///< of pooled rows and their gradients between ranks: fp32 | bf16 | mxfp8
   bool packing = true;

@@ -1,30 +1,13 @@
 #include "dovetail/train/embedding_section.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <initializer_list>
-#include <string_view>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/schema.h"
+#include "dovetail/train/table_optimizers.h"
 
 namespace dovetail {
 namespace {
-
-/// Keys that the optimizer of the tables does not read.
-void check_optimizer(const EmbeddingSection& embedding) {
-  const EmbeddingSection none;
-  const auto only = [&](const char* key, bool given, std::initializer_list<std::string_view> readers) {
-    user_check(!given || std::ranges::find(readers, embedding.optimizer) != readers.end(),
-               "embedding.{} does nothing with embedding.optimizer = \"{}\"; leave it out", key, embedding.optimizer);
-  };
-  only("momentum", embedding.momentum != none.momentum, {"momentum"});
-  only("betas", embedding.betas != none.betas, {"adam"});
-  only("eps", embedding.eps != none.eps, {"adagrad", "rowwise_adagrad", "adam"});
-  user_check(embedding.betas.size() == 2, "embedding.betas has {} entries, but Adam has two: [beta1, beta2]",
-             embedding.betas.size());
-}
 
 /// Keys of memory_bytes.
 void check_tiers(const EmbeddingSection& embedding) {
@@ -69,7 +52,7 @@ void check_dynamic(const DynamicSection& dynamic) {
 }  // namespace
 
 void check_embedding(const RunConfig& config) {
-  check_optimizer(config.embedding);
+  check_table_optimizers(config.embedding);
   check_tiers(config.embedding);
   check_dynamic(config.embedding.dynamic);
   const bool hashed = std::ranges::any_of(config.rows.sparse, &SparseConfig::hashed);
@@ -99,6 +82,20 @@ void DynamicSection::describe(Section& s) {
   s.value("keep_rows", keep_rows, "frequency: rows of a table that stay").unit("rows").range(0, 2147483646);
 }
 
+void EmbeddingOverride::describe(Section& s) {
+  s.value("tables", tables,
+          "Names of tables, as embedding_plan.json has them: a feature's, <feature>.wide, <item>*<sequence>.micro or "
+          ".input; * and ? stand for any text and character")
+      .required();
+  s.value("optimizer", optimizer, "As embedding.optimizer; empty: that")
+      .choices({"", "sgd", "momentum", "adagrad", "rowwise_adagrad", "adam"});
+  s.value("lr", lr, "Highest learning rate; it follows [schedule]; 0: embedding.lr").range(0, 1e9);
+  s.value("momentum", momentum, "As embedding.momentum; -1: that").range(-1, 1);
+  s.value("betas", betas, "As embedding.betas; empty: those").range(0, 1);
+  s.value("eps", eps, "As embedding.eps; 0: that").range(0, 1e9);
+  s.value("weight_decay", weight_decay, "As embedding.weight_decay; -1: that").range(-1, 10);
+}
+
 void EmbeddingSection::describe(Section& s) {
   s.value("pooling", pooling, "The ids of a bag: their rows' sum or mean").choices({"sum", "mean"});
   s.value(
@@ -116,6 +113,7 @@ void EmbeddingSection::describe(Section& s) {
   s.value("eps", eps, "Added to the square root of the second moment or of the sum of squares").above(0);
   s.value("weight_decay", weight_decay, "Times the row, added to its gradient (L2) in steps that touch it")
       .range(0, 10);
+  s.list("override", overrides, "Tables with another optimizer; the last that names a table decides");
   s.value(
        "sharding", sharding,
        "How tables lie on ranks: auto (whole ones balanced over the ranks, those too large for that cut), row (row i "

@@ -35,16 +35,15 @@ constexpr std::array<Part, 3> kCandidates = {{
 }};
 
 /// Those of a group that a table has, the keys first.
-std::vector<Part> parts_of(std::span<const Part> group, const embedding::PackSpec& spec,
-                           const embedding::TableSpec& table) {
+std::vector<Part> parts_of(std::span<const Part> group, const embedding::PackSpec& spec, int64_t table) {
   std::vector<Part> parts;
   for (const Part& part : group)
-    if (part.name != "state" || embedding::state_per_row(spec.optimizer.kind, table.dim) > 0) parts.push_back(part);
+    if (part.name != "state" || embedding::state_per_row(spec, table) > 0) parts.push_back(part);
   return parts;
 }
 
-void save(const embedding::PackSpec& spec, const embedding::TableSpec& table, CheckpointKind kind, Rows rows,
-          StreamedTensors& to) {
+void save(const embedding::PackSpec& spec, int64_t t, CheckpointKind kind, Rows rows, StreamedTensors& to) {
+  const std::string& table = spec.tables[static_cast<size_t>(t)].name;
   const auto write = [&](std::span<const Part> group, const at::Tensor& removed) {
     std::vector<StreamedTensor> headers;
     std::vector<at::Tensor> tensors;
@@ -53,10 +52,10 @@ void save(const embedding::PackSpec& spec, const embedding::TableSpec& table, Ch
           {std::move(name), tensor.scalar_type(), tensor.sizes().vec(), kind == CheckpointKind::kFull ? "" : numbers});
       tensors.push_back(tensor.contiguous());
     };
-    const std::string keys = table_tensor(table.name, group.front().name),
-                      gone = table_tensor(table.name, fmt::format("removed_{}", group.front().name));
-    for (const Part& part : parts_of(group, spec, table)) {
-      const std::string name = table_tensor(table.name, part.name);
+    const std::string keys = table_tensor(table, group.front().name),
+                      gone = table_tensor(table, fmt::format("removed_{}", group.front().name));
+    for (const Part& part : parts_of(group, spec, t)) {
+      const std::string name = table_tensor(table, part.name);
       add(name, part.of(rows), name == keys ? gone : keys);
     }
     if (kind == CheckpointKind::kDelta) add(gone, removed, "");
@@ -72,7 +71,7 @@ void restore(embedding::DistributedTables& tables, int64_t t, const StoredCheckp
   Rows rows;
   if (from != nullptr) {
     for (const std::span<const Part> group : {std::span<const Part>(kKnown), std::span<const Part>(kCandidates)})
-      for (const Part& part : parts_of(group, tables.spec(), table))
+      for (const Part& part : parts_of(group, tables.spec(), t))
         part.of(rows) = from->read(table_tensor(table.name, part.name)).contiguous();
     if (!rows.state.defined()) rows.state = at::empty({rows.known.keys.numel(), 0}, at::kFloat);
   }
@@ -85,10 +84,11 @@ std::string table_tensor(const std::string& table, std::string_view part) {
   return fmt::format("embedding.{}.{}", table, part);
 }
 
-std::vector<std::string> hashed_tensors(const embedding::PackSpec& spec, const embedding::TableSpec& table) {
+std::vector<std::string> hashed_tensors(const embedding::PackSpec& spec, int64_t t) {
+  const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
   std::vector<std::string> names;
   for (const std::span<const Part> group : {std::span<const Part>(kKnown), std::span<const Part>(kCandidates)})
-    for (const Part& part : parts_of(group, spec, table)) names.push_back(table_tensor(table.name, part.name));
+    for (const Part& part : parts_of(group, spec, t)) names.push_back(table_tensor(table.name, part.name));
   return names;
 }
 
@@ -97,7 +97,7 @@ void save_hashed_tables(const embedding::DistributedTables& tables, CheckpointKi
   for (int64_t t = 0; t < std::ssize(tables.spec().tables); ++t) {
     if (!tables.is_hashed(t)) continue;
     Rows rows = tables.read_keys(t, which);
-    if (to != nullptr) save(tables.spec(), tables.spec().tables[static_cast<size_t>(t)], kind, std::move(rows), *to);
+    if (to != nullptr) save(tables.spec(), t, kind, std::move(rows), *to);
   }
 }
 
@@ -130,10 +130,11 @@ nlohmann::ordered_json counters_json(int64_t step, const embedding::HashedCounte
 
 std::string counters_line(const embedding::HashedCounters& c) {
   return fmt::format(
-      "tables without a vocabulary: {} rows, {} admitted, {} evicted; accesses: {} found, {} of keys not admitted, {} "
-      "refused for want of rows, {} of candidates",
-      format_grouped(c.rows), format_grouped(c.admitted), format_grouped(c.evicted), format_grouped(c.found),
-      format_grouped(c.not_admitted), format_grouped(c.refused_full), format_grouped(c.refused_candidates));
+      "tables without a vocabulary: {} rows in {}, {} admitted, {} evicted; accesses: {} found, {} of keys not "
+      "admitted, {} refused for want of rows, {} of memory, {} of candidates",
+      format_grouped(c.rows), format_bytes(static_cast<double>(c.bytes)), format_grouped(c.admitted),
+      format_grouped(c.evicted), format_grouped(c.found), format_grouped(c.not_admitted),
+      format_grouped(c.refused_full), format_grouped(c.refused_memory), format_grouped(c.refused_candidates));
 }
 
 }  // namespace dovetail

@@ -19,7 +19,7 @@ std::string table_tensor(const std::string& table, std::string_view part);
 
 /// What a checkpoint holds of a table without a fixed vocabulary beside its "weight" and "state": "keys", "occurrences"
 /// and "last_step" of the rows, "candidate_keys", "candidate_occurrences" and "candidate_last_step".
-std::vector<std::string> hashed_tensors(const embedding::PackSpec& spec, const embedding::TableSpec& table);
+std::vector<std::string> hashed_tensors(const embedding::PackSpec& spec, int64_t table);
 
 /// Writes the tables without a fixed vocabulary; `to` is rank 0's, null elsewhere. A delta has of the tensors above the
 /// keys that occurred in a step since the save before, and "removed_keys" and
@@ -31,7 +31,8 @@ void restore_hashed_tables(embedding::DistributedTables& tables, const StoredChe
 
 /// All ranks together.
 embedding::HashedCounters sum_over_ranks(Group& group, const std::optional<embedding::HashedCounters>& own);
-/// A line of tables.jsonl: "rows" and "candidates" there are, and what became of keys since `before`.
+/// A line of tables.jsonl: "rows" and "candidates" there are, the "bytes" that they take, and what became of keys since
+/// `before`.
 nlohmann::ordered_json counters_json(int64_t step, const embedding::HashedCounters& now,
                                      const embedding::HashedCounters& before);
 /// For the log, at the end of a run.

@@ -34,6 +34,7 @@ embedding::PackSpec for_lookups(embedding::PackSpec spec, const Snapshot& snapsh
   spec.optimizer = {.kind = embedding::OptimizerKind::kSgd};
   spec.row_dtype = embedding::RowDtype::kFloat32;
   for (embedding::TableSpec& table : spec.tables) {
+    table.optimizer.reset();
     const auto keys = snapshot.tensors.find(keys_name(table));
     if (table.hashed) table.rows = 1 + (keys == snapshot.tensors.end() ? 0 : keys->second.numel());
   }

@@ -8,18 +8,25 @@
 #include <tuple>
 #include <utility>
 
+#include "dovetail/base/byte_size.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
+#include "dovetail/train/table_optimizers.h"
 
 namespace dovetail {
 namespace {
 
-/// Features of [rows] that a model reads as bags, and as sequences.
+/// Features of [rows] that a model reads as bags, one that pools nothing once for each place of its bag, and as
+/// sequences.
 std::pair<std::vector<int64_t>, std::vector<int64_t>> split_features(const RunConfig& config) {
   std::vector<int64_t> singles, sequences;
   for (int64_t f = 0; f < std::ssize(config.rows.sparse); ++f) {
-    const bool events = reads_sequences(config.recommender) && config.rows.sparse[static_cast<size_t>(f)].sequence;
-    (events ? sequences : singles).push_back(f);
+    const SparseConfig& feature = config.rows.sparse[static_cast<size_t>(f)];
+    if (reads_sequences(config.recommender) && feature.sequence) {
+      sequences.push_back(f);
+    } else {
+      singles.insert(singles.end(), static_cast<size_t>(feature.pools() ? 1 : feature.max_length), f);
+    }
   }
   return {std::move(singles), std::move(sequences)};
 }
@@ -51,12 +58,23 @@ RecommenderInputs::CoAction parse_co_action(const std::string& text, const RowsC
     throw UserError(
         fmt::format("recommender.co_action: \"{}\" is no feature times a sequence of [[rows.sparse]]", text),
         "for example co_action = [\"item * clicked_items\"]");
+  const SparseConfig& of_item = rows.sparse[static_cast<size_t>(singles[static_cast<size_t>(pair.item)])];
+  user_check(
+      of_item.pools(),
+      "recommender.co_action: \"{}\" has pooling = \"none\", but a micro-MLP is of one id; give it another pooling",
+      of_item.feature_name());
   return pair;
 }
 
 int64_t dim_of(const RunConfig& config, int64_t feature) {
   const int64_t own = config.rows.sparse[static_cast<size_t>(feature)].dim;
   return own == 0 ? config.recommender.dim : own;
+}
+
+/// Of a table: bags of one id, which are what a feature without pooling looks up, may be pooled either way.
+const std::string& pooling_of(const RunConfig& config, int64_t feature) {
+  const SparseConfig& from = config.rows.sparse[static_cast<size_t>(feature)];
+  return from.pooling.empty() || !from.pools() ? config.embedding.pooling : from.pooling;
 }
 
 /// What is compared or stands side by side in an event has one dimension.
@@ -71,14 +89,21 @@ void check_dims(const RunConfig& config, const std::vector<int64_t>& sequences) 
   }
 }
 
-embedding::OptimizerSpec optimizer_spec(const EmbeddingSection& config) {
-  return {.kind = embedding::parse_optimizer(config.optimizer),
-          .lr = config.lr,
-          .momentum = config.momentum,
-          .beta1 = config.betas[0],
-          .beta2 = config.betas[1],
-          .eps = config.eps,
-          .weight_decay = config.weight_decay};
+/// An event, and the candidate that it is compared with, are one embedding each.
+void check_unpooled(const RunConfig& config, const std::vector<int64_t>& sequences) {
+  for (const int64_t f : sequences) {
+    const SparseConfig& feature = config.rows.sparse[static_cast<size_t>(f)];
+    user_check(feature.pools(),
+               "rows.sparse.{}: pooling = \"none\" does nothing, for recommender.model = \"{}\" reads each event of a "
+               "sequence; leave it out",
+               feature.feature_name(), config.recommender.model);
+    const int64_t owner = owner_of(config.rows, feature);
+    user_check(
+        owner < 0 || config.rows.sparse[static_cast<size_t>(owner)].pools(),
+        "rows.sparse.{}: pooling = \"none\" gives several embeddings, but recommender.model = \"{}\" compares the "
+        "events of \"{}\" with one; leave it out",
+        feature.table, config.recommender.model, feature.feature_name());
+  }
 }
 
 /// Where the ids of feature f begin for each sample of a batch.
@@ -91,6 +116,7 @@ const int64_t* offsets_of(const RowBatch& batch, int64_t feature) {
 RecommenderInputs recommender_inputs(const RunConfig& config) {
   const auto [singles, sequences] = split_features(config);
   check_dims(config, sequences);
+  check_unpooled(config, sequences);
   RecommenderInputs inputs = {
       .dense = config.rows.num_dense(), .sparse = std::ssize(singles), .tasks = std::ssize(config.rows.label)};
   for (const int64_t f : singles) inputs.dims.push_back(dim_of(config, f));
@@ -110,7 +136,6 @@ RecommenderInputs recommender_inputs(const RunConfig& config) {
 }
 
 RecommenderLookups::RecommenderLookups(const RunConfig& config) : config_(config), inputs_(recommender_inputs(config)) {
-  pack_.optimizer = optimizer_spec(config.embedding);
   pack_.seed = static_cast<uint64_t>(config.run.seed);
   pack_.row_dtype = embedding::parse_row_dtype(config.embedding.row_dtype);
   std::tie(singles_, sequences_) = split_features(config);
@@ -123,23 +148,29 @@ RecommenderLookups::RecommenderLookups(const RunConfig& config) : config_(config
     for (size_t f = 0; f < table_of.size(); ++f)
       if (const int64_t owner = owner_of(config.rows, config.rows.sparse[f]); owner >= 0)
         table_of[f] = table_of[static_cast<size_t>(owner)];
-    for (const int64_t f : singles_) add({.feature = f}, table_of[static_cast<size_t>(f)]);
+    for (int64_t i = 0; i < std::ssize(singles_); ++i) {
+      const int64_t f = singles_[static_cast<size_t>(i)];
+      const bool pools = config.rows.sparse[static_cast<size_t>(f)].pools();
+      add({.feature = f, .what = pools ? What::kBag : What::kEvent, .event = i - place_of(singles_, f)},
+          table_of[static_cast<size_t>(f)]);
+    }
     return table_of;
   };
   const std::vector<int64_t> table_of = tables("", false);
   if (has_wide_part(config.recommender)) tables(".wide", true);
   add_sequences(table_of);
   add_co_actions();
+  set_optimizers(config.embedding, pack_);
 }
 
 int64_t RecommenderLookups::add_table(const std::string& name, int64_t feature, int64_t dim) {
   const SparseConfig& from = config_.rows.sparse[static_cast<size_t>(feature)];
-  pack_.tables.push_back(
-      {.name = name,
-       .rows = from.hashed() ? from.max_rows : from.num_rows,
-       .dim = dim,
-       .pooling = embedding::parse_pooling(from.pooling.empty() ? config_.embedding.pooling : from.pooling),
-       .hashed = from.hashed()});
+  pack_.tables.push_back({.name = name,
+                          .rows = from.hashed() ? from.max_rows : from.num_rows,
+                          .dim = dim,
+                          .pooling = embedding::parse_pooling(pooling_of(config_, feature)),
+                          .hashed = from.hashed(),
+                          .max_bytes = from.max_bytes.empty() ? 0 : parse_byte_size(from.max_bytes).value()});
   return std::ssize(pack_.tables) - 1;
 }
 

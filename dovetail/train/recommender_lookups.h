@@ -16,8 +16,9 @@ namespace dovetail {
 RecommenderInputs recommender_inputs(const RunConfig& config);
 
 /// What a model looks up for a row: a list of features for the tables, which need not be those of [rows]. With a wide
-/// part each feature is looked up once more, in a table of dimension 1. An event of a sequence is a feature of its own,
-/// with one id or, where a row has no such event, none, whose pooled row is zero. The order is that of EmbeddedColumns.
+/// part each feature is looked up once more, in a table of dimension 1. An event of a sequence, or a place in the bag
+/// of a feature with pooling none, is a feature of its own, with one id or, where a row has no such event, none, whose
+/// pooled row is zero. The order is that of EmbeddedColumns.
 class RecommenderLookups {
  public:
   explicit RecommenderLookups(const RunConfig& config);
@@ -45,7 +46,7 @@ class RecommenderLookups {
   struct Lookup {
     int64_t feature = 0;  ///< of [rows]
     What what = What::kBag;
-    int64_t event = 0;  ///< its place in the sequence
+    int64_t event = 0;  ///< its place in the sequence, or in the bag of a feature that pools nothing
   };
   struct Event {
     int64_t sample = 0, place = 0;
@@ -64,7 +65,7 @@ class RecommenderLookups {
   RecommenderInputs inputs_;
   embedding::PackSpec pack_;
   std::vector<Lookup> lookups_;
-  std::vector<int64_t> singles_, sequences_;      ///< features of [rows]
+  std::vector<int64_t> singles_, sequences_;      ///< features of [rows], without pooling one for each place
   int64_t first_event_ = 0, first_negative_ = 0;  ///< lookups
 };
 

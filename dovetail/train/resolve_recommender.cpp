@@ -22,10 +22,15 @@ struct TotalSize {
 
 TotalSize size_of(const embedding::PackSpec& pack) {
   TotalSize sizes;
-  for (const embedding::TableSpec& table : pack.tables) {
-    sizes.elements += table.rows * table.dim;
-    sizes.row_bytes += table.rows * embedding::row_bytes(pack.row_dtype, table.dim);
-    sizes.state += table.rows * embedding::state_per_row(pack.optimizer.kind, table.dim);
+  for (int64_t t = 0; t < std::ssize(pack.tables); ++t) {
+    const embedding::TableSpec& table = pack.tables[static_cast<size_t>(t)];
+    const int64_t row_bytes = embedding::row_bytes(pack.row_dtype, table.dim),
+                  state = embedding::state_per_row(pack, t);
+    const int64_t fitting = table.max_bytes == 0 ? table.rows : table.max_bytes / (row_bytes + kFloat * state);
+    const int64_t rows = std::min(table.rows, fitting);
+    sizes.elements += rows * table.dim;
+    sizes.row_bytes += rows * row_bytes;
+    sizes.state += rows * state;
   }
   for (const int64_t table : pack.feature_table) sizes.columns += pack.tables[static_cast<size_t>(table)].dim;
   return sizes;

@@ -58,8 +58,16 @@ bool decides_which_rows(std::string_view key) {
   return key.starts_with("rows.") && !starts_with_any(key, {"rows.files", "rows.threads", "rows.cache_bytes"});
 }
 
+bool is_a_number_of_an_override(std::string_view key) {
+  constexpr std::string_view kNumbers[] = {".lr", ".momentum", ".eps", ".weight_decay"};
+  return key.starts_with("embedding.override.") &&
+         (key.find(".betas") != std::string_view::npos ||
+          std::ranges::any_of(kNumbers, [&](std::string_view number) { return key.ends_with(number); }));
+}
+
 bool decides_what_is_trained(std::string_view key) {
-  return (key.starts_with("model.") && key != "model.preset") || key == "run.seed" || key == "train.batch" ||
+  return (key.starts_with("embedding.override.") && !is_a_number_of_an_override(key)) ||
+         (key.starts_with("model.") && key != "model.preset") || key == "run.seed" || key == "train.batch" ||
          starts_with_any(key,
                          {"precision.override.", "precision.recipes.", "embedding.optimizer", "embedding.pooling"}) ||
          (key.starts_with("recommender.") && key != "recommender.grain") || decides_which_rows(key);
@@ -75,8 +83,9 @@ bool changes_the_rest(std::string_view key) {
                                           "embedding.eps", "embedding.weight_decay", "embedding.exchange"};
   return starts_with_any(key,
                          {"optimizer.", "schedule.", "parallel.dispatch", "parallel.combine", "embedding.dynamic."}) ||
-         std::ranges::find(kOfRows, key) != std::end(kOfRows) || key == "recommender.grain" || key == "train.steps" ||
-         key == "train.clip" || key == "train.micro_batch" || key == "train.checkpoint_activations";
+         is_a_number_of_an_override(key) || std::ranges::find(kOfRows, key) != std::end(kOfRows) ||
+         key == "recommender.grain" || key == "train.steps" || key == "train.clip" || key == "train.micro_batch" ||
+         key == "train.checkpoint_activations";
 }
 
 }  // namespace

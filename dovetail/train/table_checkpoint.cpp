@@ -29,24 +29,21 @@ Names names_of(const embedding::TableSpec& table) {
   return {.weight = prefix + "weight", .state = prefix + "state", .rows = prefix + "rows"};
 }
 
-int64_t state_width(const embedding::PackSpec& spec, const embedding::TableSpec& table) {
-  return embedding::state_per_row(spec.optimizer.kind, table.dim);
-}
-
-int64_t rows_at_once(const embedding::PackSpec& spec, const embedding::TableSpec& table) {
-  const int64_t state_bytes = state_width(spec, table) * static_cast<int64_t>(sizeof(float));
+int64_t rows_at_once(const embedding::PackSpec& spec, int64_t t) {
+  const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
+  const int64_t state_bytes = embedding::state_per_row(spec, t) * static_cast<int64_t>(sizeof(float));
   return std::max<int64_t>(1, kBlockBytes / (embedding::row_bytes(spec.row_dtype, table.dim) + state_bytes));
 }
 
-std::vector<StreamedTensor> tensors_of(const embedding::PackSpec& spec, const embedding::TableSpec& table,
-                                       CheckpointKind kind, int64_t rows) {
+std::vector<StreamedTensor> tensors_of(const embedding::PackSpec& spec, int64_t t, CheckpointKind kind, int64_t rows) {
+  const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
   const Names names = names_of(table);
   const std::string numbers = kind == CheckpointKind::kDelta ? names.rows : "";
   std::vector<StreamedTensor> tensors = {{names.weight,
                                           embedding::stored_type(spec.row_dtype),
                                           {rows, embedding::stored_width(spec.row_dtype, table.dim)},
                                           numbers}};
-  if (const int64_t width = state_width(spec, table); width > 0)
+  if (const int64_t width = embedding::state_per_row(spec, t); width > 0)
     tensors.push_back({names.state, at::kFloat, {rows, width}, numbers});
   if (!numbers.empty()) tensors.push_back({numbers, at::kLong, {rows}});
   return tensors;
@@ -58,13 +55,14 @@ void check_tables(const embedding::PackSpec& spec, const StoredCheckpoint& from)
   std::set<std::string> others;
   for (const std::string& name : from.names())
     if (is_of_table(name)) others.insert(name);
-  for (const embedding::TableSpec& table : spec.tables) {
+  for (int64_t t = 0; t < std::ssize(spec.tables); ++t) {
+    const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
     if (table.hashed) {
-      for (const std::string& name : hashed_tensors(spec, table))
+      for (const std::string& name : hashed_tensors(spec, t))
         user_check(others.erase(name) > 0, "the checkpoint lacks the tensor \"{}\" of this model", name);
       continue;
     }
-    for (const StreamedTensor& tensor : tensors_of(spec, table, CheckpointKind::kFull, table.rows)) {
+    for (const StreamedTensor& tensor : tensors_of(spec, t, CheckpointKind::kFull, table.rows)) {
       user_check(others.erase(tensor.name) > 0 && files.contains(tensor.name),
                  "the checkpoint lacks the tensor \"{}\" of this model", tensor.name);
       const std::vector<int64_t> shape = files.at(tensor.name)->shape(tensor.name);
@@ -114,8 +112,8 @@ void save_tables(const embedding::DistributedTables& tables, CheckpointKind kind
     const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
     if (table.hashed) continue;
     const int64_t rows = which == embedding::RowSet::kAll ? table.rows : tables.num_changed(t);
-    if (to != nullptr) to->begin(tensors_of(spec, table, kind, rows));
-    const int64_t block = rows_at_once(spec, table);
+    if (to != nullptr) to->begin(tensors_of(spec, t, kind, rows));
+    const int64_t block = rows_at_once(spec, t);
     for (int64_t first = 0; first < table.rows; first += block) {
       const embedding::TableRows found = tables.read_rows(t, first, std::min(block, table.rows - first), which);
       if (to == nullptr) continue;
@@ -138,7 +136,7 @@ void load_tables(embedding::DistributedTables& tables, const StoredCheckpoint* f
   for (size_t link = 0; link < links.size(); ++link) {
     for (size_t t = 0; t < spec.tables.size(); ++t) {
       const auto rows = links[link][t].get<int64_t>();
-      const int64_t block = rows_at_once(spec, spec.tables[t]);
+      const int64_t block = rows_at_once(spec, static_cast<int64_t>(t));
       for (int64_t first = 0; first < rows; first += block) {
         embedding::TableRows found;
         if (from != nullptr)

@@ -3,6 +3,8 @@
 >>> tables = [dovetail.embedding.Table("user", 1000, 16), dovetail.embedding.Table("item", 500, 32, "mean")]
 >>> embeddings = dovetail.embedding.EmbeddingCollection(tables, {"user": "user", "clicked": "item", "bought": "item"})
 >>> y = embeddings(values, offsets)  # (samples, 16 + 32 + 32)
+>>> events = dovetail.embedding.EmbeddingCollection([dovetail.embedding.Table("item", 500, 32, "none")], {"seen": "item"})
+>>> y = events(values, offsets)  # (len(values), 32)
 
 What an update is: ``dovetail/embedding/optimizer.h``; in which order it adds: ``dovetail/embedding/lookup.h``.
 """
@@ -14,10 +16,18 @@ from torch import Tensor, nn
 
 
 class Table(NamedTuple):
+    """`pooling` is "sum", "mean" or "none". What an optimizer has and is None here is the collection's."""
+
     name: str
     rows: int
     dim: int
-    pooling: str = "sum"  # or "mean"
+    pooling: str = "sum"
+    optimizer: str | None = None
+    lr: float | None = None
+    momentum: float | None = None
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
+    weight_decay: float | None = None
 
 
 class EmbeddingCollection(nn.Module):
@@ -25,9 +35,11 @@ class EmbeddingCollection(nn.Module):
 
     forward: values (N) int64, offsets (features * samples + 1) int64, feature-major as in TorchRec's KeyedJaggedTensor,
     weights (N) float32 or None -> (samples, sum of the features' dims), features side by side in the order of
-    `features`.
+    `features`. With pooling "none", which all tables or none have and then one dim: (N, dim), the row of every id in
+    the order of `values`, as FBGEMM's PoolingMode.NONE.
 
-    `optimizer` is "sgd", "momentum", "adagrad", "rowwise_adagrad" or "adam". `row_dtype` says how rows are stored:
+    `optimizer` is "sgd", "momentum", "adagrad", "rowwise_adagrad" or "adam"; a table may have one, or numbers of it, of
+    its own. `row_dtype` says how rows are stored:
     "fp32", "bf16" or "mxfp8", the last two rounded stochastically by an update; the optimizer's state is float32. On
     a `device` "cuda", where rows are "fp32" or "bf16", batches lie there too. With update "backward" each backward is
     a step; with "apply" gradients wait for `apply()`, and those of micro-batches give the bits of their batch. The
@@ -56,19 +68,26 @@ class EmbeddingCollection(nn.Module):
         for feature, table in self.features.items():
             if table not in index:
                 raise ValueError(f'feature "{feature}" looks into table "{table}", which is none of {list(index)}')
+        general = (optimizer, lr, momentum, betas, eps, weight_decay)
+        optimizers = [general, *(self._own(table, general) for table in self.tables)]
         self.packed = torch.ops.dovetail.embedding_tables(
             [table.name for table in self.tables],
             [table.rows for table in self.tables],
             [table.dim for table in self.tables],
             [table.pooling for table in self.tables],
             [index[table] for table in self.features.values()],
-            optimizer,
-            [lr, momentum, *betas, eps, weight_decay],
+            [name for name, *_ in optimizers],
+            [x for _, lr, momentum, betas, *rest in optimizers for x in (lr, momentum, *betas, *rest)],
             update,
             seed,
             row_dtype,
             torch.device(device),
         )
+
+    @staticmethod
+    def _own(table: Table, general: tuple) -> tuple:
+        own = (table.optimizer, table.lr, table.momentum, table.betas, table.eps, table.weight_decay)
+        return tuple(g if o is None else o for o, g in zip(own, general, strict=True))
 
     def forward(self, values: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
         return torch.ops.dovetail.embedding_lookup(self.packed, values, offsets, weights)
@@ -78,6 +97,7 @@ class EmbeddingCollection(nn.Module):
         torch.ops.dovetail.embedding_apply(self.packed)
 
     def set_lr(self, lr: float) -> None:
+        """The collection's rate; a table with a rate of its own keeps its ratio to that."""
         torch.ops.dovetail.embedding_set_lr(self.packed, lr)
 
     def weight(self, table: str) -> Tensor:

@@ -73,6 +73,7 @@ sparse = [
 pooling = "POOLING"
 row_dtype = "ROW_DTYPE"
 lr = 0.1
+override = [{ tables = ["item", "user"], optimizer = "adam", lr = 0.02 }]
 [train]
 steps = 30
 batch = 64
@@ -102,6 +103,10 @@ OWN = [
 ]
 
 
+# A bag whose rows stand side by side, where the model may have more columns.
+UNPOOLED = ('{ columns = ["tags"], ', '{ columns = ["tags"], pooling = "none", ')
+
+
 def write_config(folder, model, pooling="sum", row_dtype="fp32", dynamic=False):
     label = '["clicked", "bought"]' if model == "mmoe" else '"clicked"'
     text = CONFIG.replace("MODEL", model).replace("LABEL", label).replace("POOLING", pooling)
@@ -112,6 +117,8 @@ def write_config(folder, model, pooling="sum", row_dtype="fp32", dynamic=False):
     for shared, own in OWN if model not in ("dlrm", "deepfm") else []:
         assert shared in text
         text = text.replace(shared, own)
+    if model in ("wide_deep", "deepfm", "dlrm", "dien"):
+        text = text.replace(*UNPOOLED).replace(', pooling = "mean"', "")
     (folder / f"{model}.toml").write_text(text)
 
 

@@ -9,6 +9,7 @@
 #include <map>
 #include <set>
 
+#include "dovetail/base/machine.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/embedding/lookup.h"
 #include "tests/embedding/testing.h"
@@ -310,6 +311,105 @@ TEST(HashedTables, MemoryGrowsWithTheRows) {
   EXPECT_EQ(tables.counters().rows, 20000);
   EXPECT_GT(tables.memory_bytes(), 20000 * 32);
   EXPECT_LT(tables.memory_bytes(), 20000 * 150);
+}
+
+/// New keys all the time, each in two steps and twice in each, with what else may take memory: candidates, evictions,
+/// and what a delta has to know.
+void expect_within(int64_t max_bytes, RowDtype dtype, const HashedOptions& options, Changes changes) {
+  PackSpec spec = one_table(1000000);
+  spec.row_dtype = dtype;
+  spec.tables[0].max_bytes = max_bytes;
+  HashedTables tables(spec, options, changes);
+  int64_t most = 0, next = 0;
+  for (int64_t step = 1; step <= 60; ++step) {
+    train(tables, {at::arange(next, next + 200).div(2, "floor"), at::arange(201), {}, 1, 200}, 1);
+    next += 100;
+    EXPECT_LE(tables.memory_bytes(), max_bytes) << "step " << step;
+    EXPECT_EQ(tables.counters().bytes, tables.memory_bytes());
+    most = std::max(most, tables.counters().rows);
+    if (step % 7 == 0) tables.forget_changes();
+  }
+  EXPECT_EQ(most, tables.most_rows(0));
+  EXPECT_LE(tables.memory_bytes(), max_bytes);
+  const int64_t of_candidates = options.admission == Admission::kCount ? 40 * options.max_candidates : 0;
+  EXPECT_GT(tables.memory_bytes(), max_bytes - of_candidates - 400) << "one row more would have fitted";
+  const HashedCounters counters = tables.counters();
+  EXPECT_GT(counters.refused_memory, 0);
+  EXPECT_EQ(counters.refused_full, 0);
+  EXPECT_EQ(counters.found + counters.not_admitted + counters.refused_memory + counters.refused_candidates +
+                2 * counters.admitted,
+            60 * 200);
+  // As many rows fit whatever they hold.
+  HashedTables again(spec, options, changes);
+  again.load(0, tables.contents(0));
+  again.set_steps(tables.steps());
+  EXPECT_LE(again.memory_bytes(), max_bytes);
+}
+
+TEST(HashedTables, TakeNoMoreThanTheirMaxBytes) {
+  for (const RowDtype dtype : {RowDtype::kFloat32, RowDtype::kBFloat16}) {
+    expect_within(200000, dtype, {}, Changes::kUntracked);
+    expect_within(150000, dtype, {.eviction = Eviction::kAge, .evict_steps = 20, .max_age = 25}, Changes::kTracked);
+    expect_within(
+        150000, dtype,
+        {.admission = Admission::kCount, .min_count = 3, .max_candidates = 500, .evict_steps = 3, .max_age = 2},
+        Changes::kTracked);
+  }
+}
+
+/// Counted by the process's memory, not by the tables.
+TEST(HashedTables, MaxBytesHoldForTheProcess) {
+  constexpr int64_t kMaxBytes = int64_t{48} << 20, kSteps = 200, kKeys = 4096;
+  PackSpec spec = one_table(10000000);
+  spec.tables[0].dim = 16;
+  spec.tables[0].max_bytes = kMaxBytes;
+  const auto before = static_cast<int64_t>(resident_bytes());
+  HashedTables tables(spec, {});
+  for (int64_t step = 0; step < kSteps; ++step) {
+    tables.begin({at::arange(step * kKeys, (step + 1) * kKeys), at::arange(kKeys + 1), {}, 1, kKeys});
+    tables.end();
+  }
+  const int64_t taken = static_cast<int64_t>(resident_bytes()) - before;
+  EXPECT_LT(taken, kMaxBytes + (int64_t{4} << 20)) << "what the last step needed for its keys comes on top";
+  EXPECT_GT(taken, kMaxBytes * 4 / 5);
+  EXPECT_EQ(tables.counters().rows, tables.most_rows(0));
+  EXPECT_GT(tables.counters().refused_memory, kSteps * kKeys / 2);
+}
+
+TEST(HashedTables, TheSmallerOfBothCapsHolds) {
+  const auto tables_of = [](int64_t rows, int64_t max_bytes) {
+    PackSpec spec = one_table(rows);
+    spec.tables[0].max_bytes = max_bytes;
+    return HashedTables(spec, {});
+  };
+  EXPECT_EQ(tables_of(1000, 0).most_rows(0), 1000);
+  EXPECT_EQ(tables_of(1000, 1 << 20).most_rows(0), 1000);
+  const int64_t fitting = tables_of(1000000, 100000).most_rows(0);
+  EXPECT_GT(fitting, 700);  // 16 bytes of a row, as many of state, some 70 of its key
+  EXPECT_LT(fitting, 1100);
+  for (const auto& [rows, max_bytes] : {std::pair<int64_t, int64_t>{20, 1 << 20}, {1000000, 4000}}) {
+    HashedTables tables = tables_of(rows, max_bytes);
+    const int64_t most = tables.most_rows(0);
+    tables.begin({at::arange(500), at::arange(501), {}, 1, 500});
+    tables.end();
+    EXPECT_EQ(tables.counters().rows, most);
+    EXPECT_EQ(tables.counters().refused_full, rows == 20 ? 500 - most : 0);
+    EXPECT_EQ(tables.counters().refused_memory, rows == 20 ? 0 : 500 - most);
+  }
+  // The values that a row begins with follow from the rows that there may be, not from what fits.
+  HashedTables few = tables_of(100, 4000), all = tables_of(100, 0);
+  ASSERT_LT(few.most_rows(0), 100);
+  expect_same_bits(pool(few.packed(), few.begin(single({42}))), pool(all.packed(), all.begin(single({42}))));
+  PackSpec spec = one_table(1000);
+  spec.tables[0].max_bytes = 500;
+  EXPECT_THAT(user_error([&] { HashedTables(spec, {}); }), HasSubstr("has max_bytes = 500"));
+  spec.tables[0].max_bytes = 1 << 20;
+  EXPECT_THAT(user_error([&] { HashedTables(spec, {.admission = Admission::kCount, .max_candidates = 1 << 20}); }),
+              HasSubstr("for max_candidates; raise it, or lower those"));
+  HashedTables full = tables_of(1000000, 1 << 20), small = tables_of(1000000, 4000);
+  full.begin({at::arange(500), at::arange(501), {}, 1, 500});
+  full.end();
+  EXPECT_THAT(user_error([&] { small.load(0, full.contents(0)); }), HasSubstr("raise its max_bytes"));
 }
 
 TEST(HashedTables, WhatCannotBeIsRefused) {

@@ -65,6 +65,107 @@ def test_is_embedding_bag_with_torch_optim(optimizer, weight_decay):
         torch.testing.assert_close(ours.weight("item"), item.weight.detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("optimizer", list(PEERS))
+@pytest.mark.parametrize("update", ["backward", "apply"])
+def test_without_pooling_is_embedding_with_torch_optim(optimizer, update):
+    tables = [Table("user", ROWS, 8, "none"), Table("item", ROWS, 8, "none")]
+    features = {"user": "user", "clicked": "item", "friend": "user"}
+    ours = EmbeddingCollection(tables, features, optimizer, lr=0.1, eps=1e-6, update=update)
+    every_row = optimizer == "momentum"
+    user, item = (
+        torch.nn.Embedding(ROWS, 8, sparse=not every_row, _weight=ours.weight(name).clone())
+        for name in ["user", "item"]
+    )
+    peer = PEERS[optimizer]([user.weight, item.weight], lr=0.1)
+    for step in range(4):
+        values, offsets, _ = batch(step, every_row)
+        upstream = torch.randn(len(values), 8)
+        theirs = torch.cat(
+            [table(ids) for table, (ids, _) in zip([user, item, user], parts(values, offsets), strict=True)]
+        )
+        y = ours(values, offsets)
+        torch.testing.assert_close(y, theirs, rtol=0, atol=1e-6)
+        y.backward(upstream)
+        if update == "apply":
+            ours.apply_gradients()
+        peer.zero_grad()
+        theirs.backward(upstream)
+        peer.step()
+        torch.testing.assert_close(ours.weight("user"), user.weight.detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours.weight("item"), item.weight.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["sum", "none"])
+@pytest.mark.parametrize("update", ["backward", "apply"])
+def test_every_table_may_have_an_optimizer_of_its_own(pooling, update):
+    own = {
+        "general": (dict(), lambda p: torch.optim.Adagrad(p, lr=0.1, eps=1e-6)),
+        "adam": (
+            dict(optimizer="adam", lr=0.01, betas=(0.8, 0.9), eps=1e-5),
+            lambda p: torch.optim.SparseAdam(p, lr=0.01, betas=(0.8, 0.9), eps=1e-5),
+        ),
+        "slow": (dict(lr=0.02), lambda p: torch.optim.Adagrad(p, lr=0.02, eps=1e-6)),
+        "sgd": (dict(optimizer="sgd"), lambda p: torch.optim.SGD(p, lr=0.1)),
+    }
+    tables = [Table(name, ROWS, 8, pooling, **options) for name, (options, _) in own.items()]
+    looked_up = ["adam", "general", "sgd", "slow", "adam"]
+    features = {f"f{i}": name for i, name in enumerate(looked_up)}
+    ours = EmbeddingCollection(tables, features, "adagrad", lr=0.1, eps=1e-6, update=update)
+    bags = {
+        name: torch.nn.EmbeddingBag(ROWS, 8, mode="sum", sparse=True, _weight=ours.weight(name).clone()) for name in own
+    }
+    peers = {name: make_peer([bags[name].weight]) for name, (_, make_peer) in own.items()}
+    generator = torch.Generator().manual_seed(1)
+    for step in range(4):
+        sizes = torch.randint(0, 4, (5, SAMPLES), generator=generator)
+        values = torch.randint(0, ROWS, (int(sizes.sum()),), generator=generator)
+        offsets = torch.cat([torch.zeros(1, dtype=torch.long), sizes.flatten().cumsum(0)])
+        theirs = []
+        for f, name in enumerate(looked_up):
+            at = offsets[f * SAMPLES : (f + 1) * SAMPLES + 1]
+            ids = values[at[0] : at[-1]]
+            theirs.append(bags[name](ids, at[:-1] - at[0]) if pooling == "sum" else bags[name](ids[:, None]))
+        theirs = torch.cat(theirs, dim=1 if pooling == "sum" else 0)
+        y = ours(values, offsets)
+        torch.testing.assert_close(y, theirs, rtol=0, atol=1e-5)
+        upstream = torch.randn(y.shape, generator=generator)
+        if step == 2:  # all rates by the same factor
+            ours.set_lr(0.05)
+            for peer in peers.values():
+                peer.param_groups[0]["lr"] /= 2
+        y.backward(upstream)
+        if update == "apply":
+            ours.apply_gradients()
+        for peer in peers.values():
+            peer.zero_grad()
+        theirs.backward(upstream)
+        for peer in peers.values():
+            peer.step()
+        for name in own:
+            torch.testing.assert_close(ours.weight(name), bags[name].weight.detach(), rtol=1e-4, atol=1e-5)
+    state = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
+    assert set(state) == {f"{n}.weight" for n in own} | {"general.s", "slow.s", "adam.m", "adam.v", "steps"}
+    again = EmbeddingCollection(tables, features, "adagrad", lr=0.1, eps=1e-6, seed=7)
+    again.load_state_dict(state)
+    for name, tensor in again.state_dict().items():
+        assert torch.equal(tensor, state[name]), name
+
+
+def test_one_output_has_one_pooling_and_without_it_one_dim():
+    def refused(*tables):
+        return lambda: EmbeddingCollection(list(tables), {})
+
+    for make_it, text in [
+        (refused(Table("a", 3, 4, "none"), Table("b", 3, 4, "sum")), "only one of them has pooling none"),
+        (refused(Table("a", 3, 4, "none"), Table("b", 3, 5, "none")), "4 and 5 elements"),
+        (refused(Table("a", 3, 4, "none", "sgd"), Table("b", 3, 4, "sum")), "only one of them has pooling none"),
+        (refused(Table("a", 3, 4), Table("a", 3, 4, "sum", "sgd")), 'two tables are named "a"'),
+        (refused(Table("a", 3, 4, optimizer="ftrl")), "no optimizer is named"),
+    ]:
+        with pytest.raises(RuntimeError, match=text):
+            make_it()
+
+
 def test_weights_are_per_sample_weights():
     ours = make("sgd")
     values, offsets, _ = batch(0)

@@ -1,5 +1,6 @@
 #include "dovetail/train/config.h"
 
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -102,6 +103,20 @@ TEST_F(RunConfigFile, RefusesWhatTheTaskDoesNotRead) {
       {"[embedding]\nmemory_bytes = 9\npolicy = \"lru\"\nwarmup_steps = 9\n",
        "warmup_steps and refresh_steps do nothing"}};
   for (const auto& [toml, key] : cases) EXPECT_THAT(refusal(clicks + toml), HasSubstr(key)) << toml;
+  const std::pair<std::vector<const char*>, const char*> features[] = {
+      {{"max_bytes = \"64MiB\""}, "max_bytes caps a table without a fixed vocabulary"},
+      {{"max_rows = 9", "max_bytes = \"64 mib\""}, "max_bytes = \"64 mib\" is no size"},
+      {{"num_rows = 9", "pooling = \"none\""},
+       "rows.sparse.item: pooling = \"none\" gives the model the rows of max_length"},
+      {{"num_rows = 9", "table = \"user\"", "pooling = \"none\""}, "give max_length"},
+      {{"num_rows = 9", "table = \"user\"", "pooling = \"mean\""}, "pooling = \"mean\", but \"user\", whose table"}};
+  for (const auto& [keys, text] : features) {
+    const std::string beside = fmt::format(
+        "[[rows.sparse]]\ncolumns = \"user\"\nnum_rows = 9\n"
+        "[[rows.sparse]]\ncolumns = \"item\"\n{}\n",
+        fmt::join(keys, "\n"));
+    EXPECT_THAT(refusal(clicks.substr(0, clicks.find("sparse =")) + beside), HasSubstr(text)) << beside;
+  }
   EXPECT_THAT(refusal("[embedding]\nlr = 0.5\n"), HasSubstr("embedding.lr = 0.5 does nothing: this run trains a GPT"));
   EXPECT_THAT(refusal("[rows]\nlabel = \"a\"\n"), HasSubstr("rows.label"));
   EXPECT_THAT(refusal("[eval]\nmax_rows = 5\n"), HasSubstr("eval.max_rows"));

@@ -239,10 +239,55 @@ TEST(RecommenderLookups, AFeatureHasADimensionAndAPoolingOfItsOwn) {
   EXPECT_THAT(refusal(), HasSubstr("rows.sparse.clicked_items: dim = 5"));
 }
 
+TEST(RecommenderLookups, WithoutPoolingEachPlaceOfABagIsALookup) {
+  RunConfig config = config_of("deepfm");
+  config.rows.sparse[4].max_length = 2;
+  config.rows.sparse[4].pooling = "none";
+  const RecommenderLookups lookups(config);
+  EXPECT_THAT(tables_of(lookups), ElementsAre("item 30x4", "user 20x4", "item 30x4", "looked_at 8x4", "tags 9x4",
+                                              "tags 9x4", "item.wide 30x1", "user.wide 20x1", "item.wide 30x1",
+                                              "looked_at.wide 8x1", "tags.wide 9x1", "tags.wide 9x1"));
+  EXPECT_EQ(lookups.pack().tables.size(), 8);
+  for (const auto& table : lookups.pack().tables) EXPECT_EQ(table.pooling, embedding::Pooling::kSum);
+  const auto bags = bags_of(lookups.ids(batch_of(rows())));
+  for (const size_t first : {4, 10}) {
+    EXPECT_EQ(bags[first], column(4, 0));
+    EXPECT_EQ(bags[first + 1], column(4, 1));
+  }
+  EXPECT_EQ(recommender_inputs(config).sparse, 6);
+  EXPECT_THAT(recommender_inputs(config).dims, ElementsAre(4, 4, 4, 4, 4, 4));
+  // A candidate behind it is still found among the embeddings.
+  config.recommender.model = "din";
+  std::swap(config.rows.sparse[1], config.rows.sparse[4]);
+  EXPECT_EQ(recommender_inputs(config).sparse, 4);
+  EXPECT_EQ(recommender_inputs(config).sequences[0].target, 2);
+}
+
+TEST(RecommenderLookups, PoolingNoneIsRefusedWhereOneEmbeddingIsMeant) {
+  const auto refusal = [](const RunConfig& config) { return testing::user_error([&] { recommender_inputs(config); }); };
+  RunConfig config = config_of("din");
+  config.rows.sparse[0].pooling = "none";
+  EXPECT_THAT(refusal(config), HasSubstr("rows.sparse.clicked_items: pooling = \"none\" does nothing"));
+  config.recommender.model = "deepfm";
+  EXPECT_EQ(recommender_inputs(config).sparse, 4 + 3);
+  config = config_of("din");
+  config.rows.sparse[2].max_length = 2;
+  config.rows.sparse[2].pooling = "none";
+  EXPECT_THAT(refusal(config), HasSubstr("rows.sparse.item: pooling = \"none\" gives several embeddings"));
+  config = config_of("can");
+  config.rows.sparse[4].max_length = 2;
+  config.rows.sparse[4].pooling = "none";
+  EXPECT_EQ(recommender_inputs(config).sparse, 4);
+  config.recommender.co_action = {"tags * clicked_items"};
+  EXPECT_THAT(refusal(config), HasSubstr("\"tags\" has pooling = \"none\", but a micro-MLP is of one id"));
+}
+
 TEST(RecommenderLookups, TheirColumnsAreTheModels) {
   for (const char* model : {"wide_deep", "dcnv2", "din", "dien", "can", "mmoe"}) {
     RunConfig config = config_of(model);
     config.rows.sparse[1].dim = 3;
+    config.rows.sparse[4].max_length = 2;
+    config.rows.sparse[4].pooling = "none";
     const RecommenderLookups lookups(config);
     int64_t columns = 0;
     for (const int64_t table : lookups.pack().feature_table)

@@ -22,6 +22,10 @@ FORMAT, VERSION = "dovetail.recommender", 1
 _SIGN = -(1 << 63)  # x ^ _SIGN orders int64 as if they had no sign
 
 
+def _is_unpooled(feature: dict) -> bool:
+    return feature.get("pooling") == "none"
+
+
 class CoAction(NamedTuple):
     item: dict
     sequence: dict
@@ -53,9 +57,11 @@ class Recommender(nn.Module):
         self.table_names = self._table_names()
         self.tables = nn.ParameterList(nn.Parameter(torch.empty(0)) for _ in self.table_names)
         self.keys: dict[str, Tensor] = {}  # of tables without a fixed vocabulary, ascending without a sign
-        names = [feature_name(f) for f in self.singles]
+        # Without pooling, each place of a bag is an embedding of its own.
+        places = [f for f in self.singles for _ in range(f["max_length"] if _is_unpooled(f) else 1)]
+        names = [feature_name(f) for f in places]
         targets = [names.index(f["table"]) if f["table"] in names else -1 for f in self.sequences]
-        dims = [f.get("dim") or self.config["dim"] for f in self.singles]
+        dims = [f.get("dim") or self.config["dim"] for f in places]
         self.model = make_dense_part(
             self.config, Shape(len(self.dense), dims, len(self.tasks), targets, len(self.co_actions))
         )
@@ -82,19 +88,22 @@ class Recommender(nn.Module):
         samples = len(columns[feature_name(self.features[0])].offsets) - 1
         device = self.tables[0].device
         dense = torch.stack(numbers, 1).to(device) if numbers else torch.empty(samples, 0, device=device)
-        features = [self._pooled(f, self._table_of(f), columns) for f in self.singles]
+        features = [self._looked_up(f, self._table_of(f), columns) for f in self.singles]
         inputs = Inputs(dense, torch.cat(features, 1))
         if self.config["model"] in ("wide_deep", "deepfm"):
-            wide = [self._pooled(f, self._table_of(f) + ".wide", columns) for f in self.singles]
+            wide = [self._looked_up(f, self._table_of(f) + ".wide", columns) for f in self.singles]
             inputs = inputs._replace(wide=torch.cat(wide, 1))
         return self.model(self._with_events(inputs, columns) if self.sequences else inputs)
 
     def _with_events(self, inputs: Inputs, columns: dict) -> Inputs:
-        events = [self._events(self._table_of(f), columns[feature_name(f)]) for f in self.sequences]
+        length = self.sequences[0]["max_length"]
+        events = [self._events(self._table_of(f), columns[feature_name(f)], length) for f in self.sequences]
         lengths = columns[feature_name(self.sequences[0])].offsets.diff()
-        mask = torch.arange(self.sequences[0]["max_length"]) < lengths[:, None]
+        mask = torch.arange(length) < lengths[:, None]
         micro = [self._pooled(pair.item, pair.table("micro"), columns) for pair in self.co_actions]
-        read = [self._events(pair.table("input"), columns[feature_name(pair.sequence)]) for pair in self.co_actions]
+        read = [
+            self._events(pair.table("input"), columns[feature_name(pair.sequence)], length) for pair in self.co_actions
+        ]
         mask = mask.to(inputs.features.device)
         return inputs._replace(events=torch.stack(events, 2), mask=mask, micro=micro, micro_inputs=read)
 
@@ -113,6 +122,12 @@ class Recommender(nn.Module):
         found = torch.cat([known, known.new_zeros(1)])[place] == asked
         return torch.where(found & (place < len(known)), place + 1, 0)
 
+    def _looked_up(self, feature: dict, table: str, columns: dict) -> Tensor:
+        """(rows, dim), or (rows, max_length * dim) of a feature whose rows stand side by side."""
+        if not _is_unpooled(feature):
+            return self._pooled(feature, table, columns)
+        return self._events(table, columns[feature_name(feature)], feature["max_length"]).flatten(1)
+
     def _pooled(self, feature: dict, table: str, columns: dict) -> Tensor:
         """(rows, dim): the sum or mean of each bag's rows times their weights; zero for an empty bag."""
         weight, bags = self._rows(table), columns[feature_name(feature)]
@@ -124,9 +139,9 @@ class Recommender(nn.Module):
         mean = (feature.get("pooling") or self.pooling) == "mean"
         return pooled / offsets.diff().clamp(min=1)[:, None] if mean else pooled
 
-    def _events(self, table: str, bags: Bags) -> Tensor:
+    def _events(self, table: str, bags: Bags, length: int) -> Tensor:
         """(rows, length, dim): the row of each event; zero where there is none."""
-        weight, length = self._rows(table), self.sequences[0]["max_length"]
+        weight = self._rows(table)
         lengths = bags.offsets.diff()
         sample = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         place = torch.arange(len(bags.values)) - bags.offsets[sample]
