@@ -3,7 +3,8 @@
 >>> tables = [dovetail.embedding.Table("user", 1000, 16), dovetail.embedding.Table("item", 500, 32, "mean")]
 >>> embeddings = dovetail.embedding.EmbeddingCollection(tables, {"user": "user", "clicked": "item", "bought": "item"})
 >>> y = embeddings(values, offsets)  # (samples, 16 + 32 + 32)
->>> events = dovetail.embedding.EmbeddingCollection([dovetail.embedding.Table("item", 500, 32, "none")], {"seen": "item"})
+>>> unpooled = [dovetail.embedding.Table("item", 500, 32, "none")]
+>>> events = dovetail.embedding.EmbeddingCollection(unpooled, {"seen": "item"})
 >>> y = events(values, offsets)  # (len(values), 32)
 
 What an update is: ``dovetail/embedding/optimizer.h``; in which order it adds: ``dovetail/embedding/lookup.h``.
