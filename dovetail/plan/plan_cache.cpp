@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "dovetail/base/cache_folder.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/base/log.h"
@@ -133,6 +134,6 @@ Solution solve_known(const PlanCache& cache, const Graph& graph, const SolveOpti
   return std::move(*best);
 }
 
-std::filesystem::path PlanCache::default_folder() { return ProfileCache::default_folder().parent_path() / "plans"; }
+std::filesystem::path PlanCache::default_folder() { return cache_folder("plans"); }
 
 }  // namespace dovetail::plan

@@ -7,10 +7,10 @@
 #include <fmt/ranges.h>
 #include <torch/version.h>
 
-#include <cstdlib>
 #include <sstream>
 #include <utility>
 
+#include "dovetail/base/cache_folder.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/base/machine.h"
@@ -92,17 +92,7 @@ void ProfileCache::save() {
   changed_ = false;
 }
 
-std::filesystem::path ProfileCache::default_folder() {
-  const auto variable = [](const char* name) -> std::filesystem::path {
-    const char* value = std::getenv(name);
-    return value == nullptr ? "" : value;
-  };
-  if (const auto cache = variable("DOVETAIL_CACHE"); !cache.empty()) return cache / "profiles";
-  if (const auto cache = variable("XDG_CACHE_HOME"); !cache.empty()) return cache / "dovetail" / "profiles";
-  const auto home = variable("HOME");
-  user_check(!home.empty(), "neither DOVETAIL_CACHE, XDG_CACHE_HOME nor HOME is set, to keep measured times under");
-  return home / ".cache" / "dovetail" / "profiles";
-}
+std::filesystem::path ProfileCache::default_folder() { return cache_folder("profiles"); }
 
 std::optional<std::string> key_of(std::span<const CapturedOperation> operations) {
   std::string out;
