@@ -12,6 +12,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/hybrid/kmeans_simd.h"
+#include "dovetail/hybrid/runtime.h"
 #include "dovetail/hybrid/task.h"
 #include "dovetail/ops/dispatch.h"
 
@@ -75,17 +76,23 @@ at::Tensor means(const Partial& partial, const at::Tensor& before) {
 
 }  // namespace
 
-KMeansData::KMeansData(const at::Tensor& x)
+KMeansData::KMeansData(const at::Tensor& x, std::shared_ptr<Runtime> runtime)
     : x_(checked(x)),
       norms_(at::empty({x.size(0)}, at::kFloat)),
       labels_(at::full({x.size(0)}, -1, at::kInt)),
       squares_(at::empty({x.size(0)}, at::kDouble)),
       shift_(near_point(x)),
-      resident_({x_, norms_, labels_, squares_}) {
+      resident_({x_, norms_, labels_, squares_}),
+      runtime_(std::move(runtime)) {
   if (!at::isfinite(shift_).all().item<bool>()) refuse_values();
-  const Partial norms = run_task("kmeans.norms", {shift_}, resident_.shards(kKMeansGrain));
+  const Partial norms = run("kmeans.norms", {shift_});
   total_square_ = norms.tensors[0].item<double>();
   if (!std::isfinite(total_square_)) refuse_values();
+}
+
+Partial KMeansData::run(const char* task, const std::vector<at::Tensor>& parameters) const {
+  const auto shards = resident_.shards(kKMeansGrain);
+  return runtime_ ? runtime_->run(task, parameters, shards) : run_task(task, parameters, shards);
 }
 
 void KMeansData::refuse_values() const {
@@ -102,12 +109,11 @@ void KMeansData::refuse_values() const {
 }
 
 Partial KMeansData::assign(const at::Tensor& centres) {
-  return run_task("kmeans.assign", {checked_centres(centres, columns()), shift_}, resident_.shards(kKMeansGrain));
+  return run("kmeans.assign", {checked_centres(centres, columns()), shift_});
 }
 
 KMeansData::Distances KMeansData::distances(const at::Tensor& centres) {
-  const Partial sum =
-      run_task("kmeans.distances", {checked_centres(centres, columns())}, resident_.shards(kKMeansGrain));
+  const Partial sum = run("kmeans.distances", {checked_centres(centres, columns())});
   return {squares_, sum.tensors[0].item<double>()};
 }
 
@@ -119,8 +125,7 @@ double KMeansData::include(const at::Tensor& points) {
   // Many points: the nearest of them is found in float32 at the rate of a matrix product.
   constexpr int64_t kFew = 16;
   if (points.size(0) <= kFew) {
-    const Partial sum =
-        run_task("kmeans.include", {checked_centres(points, columns())}, resident_.shards(kKMeansGrain));
+    const Partial sum = run("kmeans.include", {checked_centres(points, columns())});
     return sum.tensors[0].item<double>();
   }
   const at::Tensor before = squares_.clone();
@@ -133,7 +138,7 @@ double KMeansData::include(const at::Tensor& points) {
 }
 
 at::Tensor KMeansData::potentials(const at::Tensor& points) const {
-  return run_task("kmeans.potentials", {checked_centres(points, columns())}, resident_.shards(kKMeansGrain)).tensors[0];
+  return run("kmeans.potentials", {checked_centres(points, columns())}).tensors[0];
 }
 
 at::Tensor KMeansData::shifted_sums(const Partial& partial) const {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -11,6 +12,8 @@
 #include "dovetail/hybrid/shard.h"
 
 namespace dovetail::hybrid {
+
+class Runtime;
 
 /// Rows of a shard of k-means: fixed, so that sums are the same bits for any number of threads. Small enough that torch
 /// adds as many numbers on one thread.
@@ -20,12 +23,12 @@ constexpr int64_t kKMeansGrain = 16384;
 /// label. N rows of D columns, K centres.
 ///
 /// Tasks `kmeans.norms`, `kmeans.assign`, `kmeans.distances`, `kmeans.potentials` and `kmeans.include` run on its
-/// shards.
+/// shards: on the executors of a runtime (hybrid/runtime.h), or without one on this process' threads (run_task).
 class KMeansData {
  public:
   /// x (N, D) float32 on the CPU, contiguous, at least one row and one column; kept, never copied. Throws UserError for
   /// anything else, and for a value that is not finite, naming its row and column.
-  explicit KMeansData(const at::Tensor& x);
+  explicit KMeansData(const at::Tensor& x, std::shared_ptr<Runtime> runtime = nullptr);
 
   /// One pass over the rows: labels become the nearest of centres (K, D), float64, the first of equally near ones.
   /// Returns {sums of the rows of each centre (K, D) float64, their number (K) int64, labels that changed () int64} of
@@ -63,11 +66,13 @@ class KMeansData {
 
  private:
   [[noreturn]] void refuse_values() const;
+  Partial run(const char* task, const std::vector<at::Tensor>& parameters) const;
   /// Per centre, of double: sum over its rows of (x - shift).
   at::Tensor shifted_sums(const Partial& partial) const;
 
   at::Tensor x_, norms_, labels_, squares_, shift_;
   ResidentData resident_;
+  std::shared_ptr<Runtime> runtime_;
   double total_square_ = 0;  ///< sum of |x - shift|^2
 };
 

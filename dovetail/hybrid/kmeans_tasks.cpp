@@ -10,12 +10,14 @@
 namespace dovetail::hybrid {
 namespace {
 
+enum : size_t { kXTensor, kNormsTensor, kLabelsTensor, kSquaresTensor };
+
 struct Rows {
   explicit Rows(const Shard& shard) : tensors(rows_of(shard)) {}
-  const at::Tensor& x() const { return tensors[0]; }
-  float* norms() const { return tensors[1].mutable_data_ptr<float>(); }
-  int32_t* labels() const { return tensors[2].mutable_data_ptr<int32_t>(); }
-  double* squares() const { return tensors[3].mutable_data_ptr<double>(); }
+  const at::Tensor& x() const { return tensors[kXTensor]; }
+  float* norms() const { return tensors[kNormsTensor].mutable_data_ptr<float>(); }
+  int32_t* labels() const { return tensors[kLabelsTensor].mutable_data_ptr<int32_t>(); }
+  double* squares() const { return tensors[kSquaresTensor].mutable_data_ptr<double>(); }
 
   std::vector<at::Tensor> tensors;
 };
@@ -78,11 +80,11 @@ Partial include_task(const Parameters& parameters, const Shard& shard) {
   return {{number(sum)}, static_cast<double>(shard.size)};
 }
 
-const TaskRegistration kNorms("kmeans.norms", at::kCPU, norms_task);
-const TaskRegistration kAssign("kmeans.assign", at::kCPU, assign_task);
-const TaskRegistration kDistances("kmeans.distances", at::kCPU, distances_task);
+const TaskRegistration kNorms("kmeans.norms", at::kCPU, norms_task, {kNormsTensor});
+const TaskRegistration kAssign("kmeans.assign", at::kCPU, assign_task, {kLabelsTensor});
+const TaskRegistration kDistances("kmeans.distances", at::kCPU, distances_task, {kSquaresTensor});
 const TaskRegistration kPotentials("kmeans.potentials", at::kCPU, potentials_task);
-const TaskRegistration kInclude("kmeans.include", at::kCPU, include_task);
+const TaskRegistration kInclude("kmeans.include", at::kCPU, include_task, {kSquaresTensor});
 
 }  // namespace
 }  // namespace dovetail::hybrid

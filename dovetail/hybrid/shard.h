@@ -20,8 +20,9 @@ struct Shard {
 /// shard its own rows), is between the task and whoever makes them.
 class ResidentData {
  public:
-  /// The first dimension of all tensors is the rows, and they are on one device.
-  explicit ResidentData(std::vector<at::Tensor> tensors);
+  /// The first dimension of all tensors is the rows, and they are on one device. The rows count from `first_row`: for
+  /// copies of some rows of other data.
+  explicit ResidentData(std::vector<at::Tensor> tensors, int64_t first_row = 0);
   ~ResidentData();
   ResidentData(const ResidentData&) = delete;
   ResidentData& operator=(const ResidentData&) = delete;
@@ -33,7 +34,7 @@ class ResidentData {
   std::vector<Shard> shards(int64_t grain) const;
 
  private:
-  int64_t id_, rows_;
+  int64_t id_, first_row_, rows_;
   c10::Device location_;
 };
 

@@ -28,10 +28,13 @@ class SpeedHistory {
   std::optional<Speed> speed() const { return speed_; }
   size_t size() const { return times_.size(); }
 
- private:
   struct Time {
     double rows, seconds;
   };
+  /// What is kept, the latest last: `add` of all makes this history again.
+  const std::deque<Time>& times() const { return times_; }
+
+ private:
   bool has_changed() const;
   Speed fit() const;
 

@@ -11,7 +11,7 @@
 namespace dovetail::hybrid {
 namespace {
 
-using Variants = std::map<c10::DeviceType, Task>;
+using Variants = std::map<c10::DeviceType, TaskVariant>;
 
 std::map<std::string, Variants>& registry() {
   static std::map<std::string, Variants> tasks;
@@ -20,12 +20,12 @@ std::map<std::string, Variants>& registry() {
 
 }  // namespace
 
-void register_task(const std::string& name, c10::DeviceType device, Task task) {
-  const bool fresh = registry()[name].emplace(device, std::move(task)).second;
+void register_task(const std::string& name, c10::DeviceType device, Task task, std::vector<size_t> writes) {
+  const bool fresh = registry()[name].emplace(device, TaskVariant{std::move(task), std::move(writes)}).second;
   DOVETAIL_CHECK(fresh, "task {} is registered twice for {}", name, c10::DeviceTypeName(device));
 }
 
-const Task& find_task(const std::string& name, c10::DeviceType device) {
+const TaskVariant& find_task(const std::string& name, c10::DeviceType device) {
   const auto found = registry().find(name);
   DOVETAIL_CHECK(found != registry().end(), "no task is named {}", name);
   const auto variant = found->second.find(device);
@@ -38,7 +38,7 @@ const Task& find_task(const std::string& name, c10::DeviceType device) {
 
 Partial run_task(const std::string& name, const Parameters& parameters, const std::vector<Shard>& shards) {
   DOVETAIL_CHECK(!shards.empty(), "task {} on no shards", name);
-  const Task& task = find_task(name, shards.front().location.type());
+  const Task& task = find_task(name, shards.front().location.type()).run;
   OrderedSum sum;
   parallel_pieces(std::ssize(shards), 1,
                   [&](int64_t i, int64_t) { sum.add(i, task(parameters, shards[static_cast<size_t>(i)])); });

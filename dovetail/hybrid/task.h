@@ -16,24 +16,31 @@ namespace dovetail::hybrid {
 /// What all shards of an iteration share. Read only.
 using Parameters = std::vector<at::Tensor>;
 
-/// A task maps parameters and a shard to an additive partial, on the calling thread. It may also write the shard's own
-/// rows of its data, and nothing else. Variants for other devices have the same inputs and outputs.
+/// A task maps parameters and a shard to an additive partial, on the calling thread, the same bits whenever it is run
+/// on the same rows. It may also write the shard's own rows of those tensors of its data that it is registered for, and
+/// nothing else: a runtime that may run a shard twice gives it copies of them. Variants for other devices have the same
+/// inputs and outputs.
 using Task = std::function<Partial(const Parameters&, const Shard&)>;
+
+struct TaskVariant {
+  Task run;
+  std::vector<size_t> writes;  ///< tensors of the data
+};
 
 /// Tasks by name and kind of device. Registered while libraries are loaded; a second one of a name is a broken
 /// invariant.
-void register_task(const std::string& name, c10::DeviceType device, Task task);
+void register_task(const std::string& name, c10::DeviceType device, Task task, std::vector<size_t> writes = {});
 struct TaskRegistration {
-  TaskRegistration(const std::string& name, c10::DeviceType device, Task task) {
-    register_task(name, device, std::move(task));
+  TaskRegistration(const std::string& name, c10::DeviceType device, Task task, std::vector<size_t> writes = {}) {
+    register_task(name, device, std::move(task), std::move(writes));
   }
 };
 
 /// Throws UserError that names the variants that there are.
-const Task& find_task(const std::string& name, c10::DeviceType device);
+const TaskVariant& find_task(const std::string& name, c10::DeviceType device);
 
 /// The sum of a task's partials over shards of one device, in their order: the same bits for any number of threads.
-/// Shards are handed out to parallel_workers() threads one at a time.
+/// Shards are handed out to parallel_workers() threads one at a time. Executors of unequal speed: hybrid/runtime.h.
 Partial run_task(const std::string& name, const Parameters& parameters, const std::vector<Shard>& shards);
 
 }  // namespace dovetail::hybrid

@@ -54,6 +54,15 @@ TEST(ResidentData, IsCutIntoShardsThatCoverEachRowOnce) {
   EXPECT_EQ(rows[1].const_data_ptr<double>(), x.const_data_ptr<double>() + 4) << "a view, not a copy";
 }
 
+TEST(ResidentData, CountsRowsFromWhereItWasTold) {
+  const at::Tensor x = at::arange(10, at::kDouble);
+  const ResidentData data({x}, 100);
+  const auto shards = data.shards(4);
+  ASSERT_EQ(shards.size(), 3U);
+  EXPECT_EQ(shards[1].begin, 104);
+  EXPECT_TRUE(at::equal(rows_of(shards[1]).at(0), x.slice(0, 4, 8)));
+}
+
 TEST(ResidentData, IsGoneWithItsOwner) {
   std::vector<Shard> shards;
   {
