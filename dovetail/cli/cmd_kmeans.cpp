@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "dovetail/base/cache_folder.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/base/log.h"
@@ -20,6 +21,7 @@
 #include "dovetail/data/matrix.h"
 #include "dovetail/hybrid/cluster_metrics.h"
 #include "dovetail/hybrid/kmeans_init.h"
+#include "dovetail/hybrid/runtime.h"
 #include "dovetail/train/progress.h"
 #include "dovetail/train/run_folder.h"
 
@@ -117,17 +119,41 @@ class KMeansCommand : public Command {
         .one_of({"error", "zero", "skip"});
     arguments.option("--seed", "N", &seed_, "Of the initial centres and of the silhouette's sample (0)").range(0, 9e15);
     arguments.option("--threads", "N", &threads_, "Threads; 0: as torch has them (0)").range(0, 4096);
+    arguments.option("--executors", "LIST", &executors_,
+                     "Executors that share the rows by their measured speeds, each of so many threads on cores of its "
+                     "own, such as cpu:2,cpu:1 (none: --threads share them alike)");
+    arguments
+        .option(
+            "--share", "HOW", &share_,
+            "Among executors: stealing (by speed, and who is done helps), affine (by speed), or static (by threads) "
+            "(stealing)")
+        .one_of({"stealing", "affine", "static"});
+    arguments
+        .option("--verify", "N", &verify_,
+                "Of every N pieces of work compute one on two executors and compare; 0: none (0)")
+        .range(0, 1e9);
     arguments.option("--out", "FOLDER", &out_, "Folder of the run (runs/kmeans-<name of the file>)")
         .completes(Completion::kFolder);
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 
+  void check() override {
+    if (executors_.empty()) {
+      user_check(share_.empty() && verify_ == 0, "--share and --verify are about --executors, of which there are none");
+      return;
+    }
+    hybrid::parse_executors(executors_);
+    user_check(threads_ == 0, "--threads: executors have threads of their own; give only --executors {}", executors_);
+  }
+
   void run() override {
+    check();
     if (threads_ > 0) at::set_num_threads(static_cast<int>(threads_));
     options_.empty = hybrid::parse_empty_cluster(empty_);
     const double start = now_seconds();
     const Matrix matrix = read_data();
-    hybrid::KMeansData data(matrix.x);
+    const std::shared_ptr<hybrid::Runtime> runtime = make_runtime();
+    hybrid::KMeansData data(matrix.x, runtime);
     const RunFolder folder(folder_path());
     const double read = now_seconds();
     const at::Tensor centres = initial(data);
@@ -138,6 +164,10 @@ class KMeansCommand : public Command {
     const Sample sample = take_sample(data, result);
     Json json = to_json(matrix, result, sample.silhouette);
     json["seconds"] = {{"read", read - start}, {"init", begun - read}, {"iterations", done - begun}};
+    if (runtime) {
+      json["executors"] = to_json(runtime->report());
+      runtime->save_speeds();
+    }
     json["report"] = (folder.path() / "report.html").string();
     write(folder, matrix, result, lines, sample, json);
     if (json_) {
@@ -165,6 +195,24 @@ class KMeansCommand : public Command {
       for (const std::string& bad : matrix.first_bad) log_info("  {}", bad);
     }
     return matrix;
+  }
+
+  std::shared_ptr<hybrid::Runtime> make_runtime() const {
+    if (executors_.empty()) return nullptr;
+    hybrid::SchedulerOptions scheduling{.verify_every = verify_};
+    if (!share_.empty()) scheduling.policy = hybrid::parse_share_policy(share_);
+    return std::make_shared<hybrid::Runtime>(
+        hybrid::parse_executors(executors_),
+        hybrid::RuntimeOptions{.scheduling = scheduling, .speeds = cache_folder("speeds")});
+  }
+
+  static Json to_json(const std::vector<hybrid::Runtime::Report>& reports) {
+    Json list = Json::array();
+    for (const auto& report : reports) {
+      list.push_back({{"name", report.name}, {"rows", report.rows}});
+      if (report.left_out) list.back()["left_out"] = *report.left_out;
+    }
+    return list;
   }
 
   at::Tensor initial(hybrid::KMeansData& data) const {
@@ -263,6 +311,9 @@ class KMeansCommand : public Command {
         "{} --bad-values {} --seed {}",
         data_, k_, init_, options_.iterations, options_.tolerance, empty_, bad_values_, seed_);
     if (!drop_columns_.empty()) line += " --drop-columns " + drop_columns_;
+    if (!executors_.empty()) line += " --executors " + executors_;
+    if (!share_.empty()) line += " --share " + share_;
+    if (verify_ > 0) line += fmt::format(" --verify {}", verify_);
     return line + " --out " + folder_path().string();
   }
 
@@ -274,14 +325,21 @@ class KMeansCommand : public Command {
 
   static std::vector<std::pair<std::string, std::string>> figures(const Json& json) {
     const Json& silhouette = json.at("silhouette");
-    return {{"inertia", fmt::format("{:.6g}", json.at("inertia").get<double>())},
-            {fmt::format("silhouette of {} rows", format_grouped(json.at("silhouette_rows"))),
-             silhouette.is_null() ? "none" : fmt::format("{:.4f}", silhouette.get<double>())},
-            {"rows", format_grouped(json.at("rows"))},
-            {"rows left out", format_grouped(json.at("rows_left_out"))},
-            {"bad values", format_grouped(json.at("bad_values"))},
-            {"iterations", format_grouped(json.at("iterations"))},
-            {"seconds of iterations", fmt::format("{:.3g}", json.at("seconds").at("iterations").get<double>())}};
+    std::vector<std::pair<std::string, std::string>> list = {
+        {"inertia", fmt::format("{:.6g}", json.at("inertia").get<double>())},
+        {fmt::format("silhouette of {} rows", format_grouped(json.at("silhouette_rows"))),
+         silhouette.is_null() ? "none" : fmt::format("{:.4f}", silhouette.get<double>())},
+        {"rows", format_grouped(json.at("rows"))},
+        {"rows left out", format_grouped(json.at("rows_left_out"))},
+        {"bad values", format_grouped(json.at("bad_values"))},
+        {"iterations", format_grouped(json.at("iterations"))},
+        {"seconds of iterations", fmt::format("{:.3g}", json.at("seconds").at("iterations").get<double>())}};
+    for (const Json& executor : json.value("executors", Json::array()))
+      list.emplace_back("rows of " + executor.at("name").get<std::string>(),
+                        format_grouped(executor.at("rows")) +
+                            (executor.contains("left_out") ? ", left out: " + executor.at("left_out").get<std::string>()
+                                                           : std::string()));
+    return list;
   }
 
   void print_summary(const Json& json) const {
@@ -292,7 +350,8 @@ class KMeansCommand : public Command {
   }
 
   std::string data_, init_ = "k-means++", empty_ = "reseed", drop_columns_, bad_values_ = "error", out_;
-  int64_t k_ = 0, seed_ = 0, threads_ = 0;
+  std::string executors_, share_;
+  int64_t k_ = 0, seed_ = 0, threads_ = 0, verify_ = 0;
   hybrid::LloydOptions options_;
   bool json_ = false;
 };

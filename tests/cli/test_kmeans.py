@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 
 import numpy as np
 import pytest
@@ -102,6 +103,38 @@ def test_empty_clusters_stay_or_move(tmp_path):
     words = ["kmeans", "--data", "x.txt", "--k", 2, "--init", "start.txt"]
     assert dovetail_json(*words, "--empty", "keep", folder=tmp_path)["counts"] == [3, 0]
     assert dovetail_json(*words, folder=tmp_path)["counts"] == [2, 1]
+
+
+def test_executors_change_nothing_but_who_computes(tmp_path):
+    np.save(tmp_path / "x.npy", clouds(rows=40_000))
+    words = ["kmeans", "--data", "x.npy", "--k", 5]
+    alone = dovetail_json(*words, "--out", "a", folder=tmp_path)
+    assert "executors" not in alone
+    names = ["cpu:1"] * min(2, len(os.sched_getaffinity(0)))
+    for share in ["stealing", "affine", "static"]:
+        shared = dovetail_json(*words, "--executors", ",".join(names), "--share", share, "--out", "b", folder=tmp_path)
+        assert shared["inertia"] == alone["inertia"]
+        assert (tmp_path / "a/centres.csv").read_bytes() == (tmp_path / "b/centres.csv").read_bytes()
+        assert (tmp_path / "a/labels.csv").read_bytes() == (tmp_path / "b/labels.csv").read_bytes()
+        assert [executor["name"] for executor in shared["executors"]] == ["cpu:1", "cpu:1 (1)"][: len(names)]
+        assert sum(executor["rows"] for executor in shared["executors"]) % 40_000 == 0
+        assert "rows of cpu:1" in (tmp_path / "b/report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--executors", "cpu"], '"cpu" is no list of executors'),
+        (["--executors", "cuda:0"], '"cuda:0" is no list of executors'),
+        (["--executors", "cpu:99999"], "executors of 99999 threads"),
+        (["--executors", "cpu:1", "--threads", 2], "give only --executors cpu:1"),
+        (["--executors", "cpu:1", "--verify", 4], "takes two executors"),
+        (["--share", "affine"], "--share and --verify are about --executors"),
+    ],
+)
+def test_executors_that_cannot_be_are_refused(tmp_path, words, message):
+    np.save(tmp_path / "x.npy", clouds())
+    assert message in dovetail("kmeans", "--data", "x.npy", "--k", 5, *words, folder=tmp_path, code=2).stderr
 
 
 BAD = "a,b,name\n1,2,x\n3,oops,y\n5,,z\n7,8,w\n9,inf,v\n"
