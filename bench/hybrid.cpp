@@ -1,0 +1,283 @@
+// Two executors of unequal speed share k-means: does what they do together come near the sum of what each does alone?
+//
+//   ./dev bench hybrid [--rows N] [--rounds N] [--runs N] [--factor N] [--out FILE]
+//
+// 819,200 rows of 100 float32 in 64 normal clouds that overlap. Executor A is one thread; executor B is another that
+// computes every shard `factor` times (3), and so has a third of A's speed. Sides (A alone, B alone, both) take turns
+// within a round, each on threads bound to processors of their own, and the best round of each counts. Measured:
+//
+//   together   rows a second of both over the sum of the two alone, with 64 centres and with 5
+//   change     B's factor is doubled and halved again: how many iterations until both are back at 0.9 of the sum of
+//              what each now does alone
+//   runs       fits of five iterations: the mean, the variance, and the standard deviation over the mean of each side
+//   quality    from the same centres the same bits; silhouettes of ten fits of 8192 x 100
+//
+// The paper's table of the same three sides stands beside it: 16 CPU cores, one GPU, both, on other machines and data.
+// A GPU as an executor is not measured here: k-means has no CUDA variant. Exit code 1 when a claim does not hold.
+//
+// layer: hybrid
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/file.h"
+#include "dovetail/base/machine.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/hybrid/cluster_metrics.h"
+#include "dovetail/hybrid/kmeans_init.h"
+#include "dovetail/hybrid/runtime.h"
+
+namespace dovetail::hybrid {
+namespace {
+
+using Json = nlohmann::ordered_json;
+constexpr int64_t kColumns = 100, kClouds = 64;
+constexpr double kTogether = 0.93, kBack = 0.9;
+constexpr int kBackIterations = 3;
+
+struct Options {
+  int64_t rows = 819200, factor = 3;
+  int rounds = 9, runs = 10;
+  std::string out;
+};
+
+/// Rows around kClouds points.
+at::Tensor make_rows(int64_t rows, uint64_t seed) {
+  const at::Generator generator = at::detail::createCPUGenerator(seed);
+  const at::Tensor clouds = at::randn({kClouds, kColumns}, generator);
+  at::Tensor x = at::randn({rows, kColumns}, generator);
+  return x.add_(clouds.index_select(0, at::randint(kClouds, {rows}, generator)));
+}
+
+std::atomic<int64_t> g_factor = 1;  ///< how often the slow executor computes a shard
+
+/// Executors of one thread each, of which the last one is B where `slow`.
+struct Side {
+  Side(std::string side, const at::Tensor& x, size_t executors, bool slow)
+      : name(std::move(side)),
+        runtime(std::make_shared<Runtime>(
+            std::vector<ExecutorSpec>(executors),
+            RuntimeOptions{.around =
+                               [last = executors - 1, slow](size_t executor, int64_t, const auto& work) {
+                                 std::vector<ShardResult> results;
+                                 results.push_back(work());
+                                 for (int64_t i = 1; slow && executor == last && i < g_factor; ++i) results[0] = work();
+                                 return results;
+                               }})),
+        data(x, runtime) {}
+
+  double iterate(const at::Tensor& centres) {
+    const double begin = now_seconds();
+    data.assign(centres);
+    return now_seconds() - begin;
+  }
+
+  std::string name;
+  std::shared_ptr<Runtime> runtime;
+  KMeansData data;
+};
+
+struct Sides {
+  explicit Sides(const at::Tensor& x)
+      : a("A alone: one thread", x, 1, false),
+        b("B alone: one thread, throttled", x, 1, true),
+        both("A and B", x, 2, true) {}
+  std::array<Side*, 3> list() { return {&a, &b, &both}; }
+
+  Side a, b, both;
+};
+
+void claim(Json& claims, const std::string& text, bool holds) {
+  fmt::print("claim: {}: {}\n", text, holds ? "holds" : "DOES NOT HOLD");
+  claims.push_back({{"claim", text}, {"holds", holds}});
+}
+
+/// Seconds of an iteration of each side: the best of some rounds, after one that learns speeds.
+std::array<double, 3> best_times(Sides& sides, const at::Tensor& centres, int rounds) {
+  std::array<double, 3> best;
+  best.fill(std::numeric_limits<double>::infinity());
+  for (int round = -2; round < rounds; ++round)
+    for (size_t i = 0; i < 3; ++i) {
+      const double seconds = sides.list()[i]->iterate(centres);
+      if (round >= 0) best[i] = std::min(best[i], seconds);
+    }
+  return best;
+}
+
+Json together(Sides& sides, const at::Tensor& x, int64_t k, const Options& options, Json& claims) {
+  g_factor = options.factor;
+  const at::Tensor centres = x.slice(0, 0, k).to(at::kDouble);
+  const auto best = best_times(sides, centres, options.rounds);
+  const double ratio = (1 / best[2]) / (1 / best[0] + 1 / best[1]);
+  const auto rows = static_cast<double>(options.rows);
+  fmt::print("\nk = {}, B computes every shard {} times; best of {} rounds\n", k, options.factor, options.rounds);
+  for (size_t i = 0; i < 3; ++i)
+    fmt::print("  {:32}{:9.2f} ms an iteration {:8.2f} M rows/s\n", sides.list()[i]->name, 1e3 * best[i],
+               rows / best[i] / 1e6);
+  claim(claims, fmt::format("k = {}: together {:.3f} of the sum of both alone, at least {}", k, ratio, kTogether),
+        ratio >= kTogether);
+  return {{"clusters", k},
+          {"factor", options.factor},
+          {"ms", {1e3 * best[0], 1e3 * best[1], 1e3 * best[2]}},
+          {"ratio", ratio}};
+}
+
+/// Throughput of the iterations after each change, over the sum of what both do alone at the new speed: the best of
+/// the rounds, iteration by iteration.
+Json change(Sides& sides, const at::Tensor& x, const Options& options, Json& claims) {
+  constexpr int kWatched = 6;
+  const at::Tensor centres = x.slice(0, 0, kClouds).to(at::kDouble);
+  Json all = Json::array();
+  fmt::print(
+      "\nB's speed changes, k = {}: throughput of the next iterations over the sum of both alone at the new speed\n",
+      kClouds);
+  const std::array<int64_t, 2> factors = {options.factor, 2 * options.factor};
+  std::array<double, 2> alone{};
+  for (size_t i = 0; i < 2; ++i) {
+    g_factor = factors[i];
+    const auto best = best_times(sides, centres, 3);
+    alone[i] = 1 / best[0] + 1 / best[1];
+  }
+  for (const size_t to : {1U, 0U}) {
+    std::array<double, kWatched> best{};
+    for (int round = 0; round < 3; ++round) {
+      g_factor = factors[1 - to];
+      for (int i = 0; i < 8; ++i) sides.both.iterate(centres);
+      g_factor = factors[to];
+      for (double& ratio : best) ratio = std::max(ratio, 1 / sides.both.iterate(centres) / alone[to]);
+    }
+    fmt::print("  from {} times to {}:", factors[1 - to], factors[to]);
+    for (const double ratio : best) fmt::print(" {:.3f}", ratio);
+    fmt::print("\n");
+    all.push_back({{"from", factors[1 - to]}, {"to", factors[to]}, {"ratios", best}});
+    const bool back = std::any_of(best.begin(), best.begin() + kBackIterations, [](double r) { return r >= kBack; });
+    claim(claims,
+          fmt::format("back at {} of the sum within {} iterations of a change from {} to {}", kBack, kBackIterations,
+                      factors[1 - to], factors[to]),
+          back && best[kBackIterations - 1] >= kBack);
+  }
+  return all;
+}
+
+struct Spread {
+  double mean_s = 0, variance = 0;
+  double relative() const { return std::sqrt(variance) / mean_s; }
+};
+
+Spread spread_of(const std::vector<double>& seconds) {
+  Spread spread;
+  for (const double s : seconds) spread.mean_s += s / static_cast<double>(seconds.size());
+  for (const double s : seconds)
+    spread.variance += (s - spread.mean_s) * (s - spread.mean_s) / static_cast<double>(seconds.size() - 1);
+  return spread;
+}
+
+Json runs(Sides& sides, const at::Tensor& x, const Options& options, Json& claims) {
+  g_factor = options.factor;
+  const at::Tensor centres = x.slice(0, 0, kClouds).to(at::kDouble);
+  std::array<std::vector<double>, 3> seconds;
+  for (int run = 0; run < options.runs; ++run)
+    for (size_t i = 0; i < 3; ++i) {
+      const double begin = now_seconds();
+      lloyd(sides.list()[i]->data, centres, {.iterations = 5, .tolerance = 0});
+      seconds[i].push_back(now_seconds() - begin);
+    }
+  struct Paper {
+    const char* side;
+    double seconds, variance;
+  };
+  constexpr std::array<Paper, 3> kPaper = {
+      {{"16 CPU cores", 33.87, 1.079}, {"1 GPU", 29.83, 0.224}, {"16 CPU cores and 1 GPU", 23.8, 3.443}}};
+  fmt::print("\n{} runs of five iterations, k = {}; beside it the paper's table, of its machines and data\n",
+             options.runs, kClouds);
+  fmt::print("  {:32}{:>10}{:>12}{:>10}   {:24}{:>9}{:>10}{:>10}\n", "", "mean s", "variance", "sd/mean", "paper", "s",
+             "variance", "sd/mean");
+  Json rows = Json::array();
+  std::array<Spread, 3> spreads;
+  for (size_t i = 0; i < 3; ++i) {
+    spreads[i] = spread_of(seconds[i]);
+    fmt::print("  {:32}{:10.4f}{:12.3g}{:10.4f}   {:24}{:9.2f}{:10.3f}{:10.4f}\n", sides.list()[i]->name,
+               spreads[i].mean_s, spreads[i].variance, spreads[i].relative(), kPaper[i].side, kPaper[i].seconds,
+               kPaper[i].variance, std::sqrt(kPaper[i].variance) / kPaper[i].seconds);
+    rows.push_back({{"side", sides.list()[i]->name}, {"seconds", seconds[i]}, {"variance", spreads[i].variance}});
+  }
+  fmt::print("  {:32}{:>10}\n", "one GPU; one GPU and cores", "not measured");
+  fmt::print("  speed-up over the faster part: {:.3f}, in the paper {:.3f}\n", spreads[0].mean_s / spreads[2].mean_s,
+             kPaper[1].seconds / kPaper[2].seconds);
+  claim(claims, "the runs of both vary no more, relative to their mean, than those of a part",
+        spreads[2].relative() <= std::max(spreads[0].relative(), spreads[1].relative()));
+  return rows;
+}
+
+Json quality(Sides& sides, const at::Tensor& x, const Options& options, Json& claims) {
+  const at::Tensor centres = x.slice(0, 0, kClouds).to(at::kDouble);
+  const auto one = lloyd(sides.a.data, centres, {.iterations = 5}),
+             two = lloyd(sides.both.data, centres, {.iterations = 5});
+  claim(claims,
+        fmt::format("from the same centres the same inertia, {:.9g}, centres and labels, to the bit", two.inertia),
+        one.inertia == two.inertia && at::equal(one.centres, two.centres) && at::equal(one.labels, two.labels));
+  const at::Tensor small = make_rows(8192, 2);
+  Sides fits(small);
+  bool same = true;
+  double sum = 0;
+  for (int run = 0; run < 10; ++run) {
+    std::array<double, 2> values{};
+    for (size_t i = 0; i < 2; ++i) {
+      KMeansData& data = i == 0 ? fits.a.data : fits.both.data;
+      const at::Tensor start = initial_centres(data, kClouds, KMeansInit::kPlusPlus, static_cast<uint64_t>(run));
+      values[i] = silhouette(small, lloyd(data, start, {.iterations = 50}).labels);
+    }
+    same = same && values[0] == values[1];
+    sum += values[1] / 10;
+  }
+  claim(claims, fmt::format("ten fits of 8192 x 100: the same silhouettes, {:.4f} in the mean", sum), same);
+  return {{"inertia", two.inertia}, {"silhouette", sum}};
+}
+
+int bench(const Options& options) {
+  user_check(options.rows > kClouds && options.factor >= 1 && options.rounds > 0 && options.runs > 1,
+             "at least {} rows, a factor of 1, a round and two runs", kClouds + 1);
+  fmt::print("{}, load {:.2f}\n", machine().cpu_name, machine().load_average);
+  const at::Tensor x = make_rows(options.rows, 1);
+  Sides sides(x);
+  Json claims = Json::array();
+  Json result = {{"benchmark", "hybrid"}, {"machine", machine_json()}, {"rows", options.rows}};
+  for (const int64_t k : {kClouds, int64_t{5}}) result["together"].push_back(together(sides, x, k, options, claims));
+  result["change"] = change(sides, x, options, claims);
+  result["runs"] = runs(sides, x, options, claims);
+  result["quality"] = quality(sides, x, options, claims);
+  result["claims"] = claims;
+  fmt::print("load {:.2f}\n", machine().load_average);
+  if (!options.out.empty()) write_file_atomically(options.out, result.dump(1) + "\n");
+  return std::ranges::all_of(claims, [](const Json& one) { return one["holds"].template get<bool>(); }) ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace dovetail::hybrid
+
+int main(int argc, char** argv) {
+  CLI::App app("Two executors of unequal speed share k-means");
+  dovetail::hybrid::Options options;
+  app.add_option("--rows", options.rows, "Rows of 100 columns");
+  app.add_option("--rounds", options.rounds, "Rounds, of which the best counts");
+  app.add_option("--runs", options.runs, "Fits of each side, for their variation");
+  app.add_option("--factor", options.factor, "How often B computes every shard");
+  app.add_option("--out", options.out, "Also write the result as JSON");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    dovetail::keep_freed_memory();
+    return dovetail::hybrid::bench(options);
+  } catch (const dovetail::UserError& error) {
+    std::cerr << dovetail::describe_error(error) << '\n';
+    return 2;
+  }
+}
