@@ -57,19 +57,6 @@ class Packer {
 
   int64_t compared() const { return compared_; }  ///< pairs of blocks so far
 
-  /// No packing is smaller: what is held at some time.
-  int64_t least_bytes() const {
-    std::map<int, int64_t> change;
-    for (const Block& block : blocks_)
-      for (const auto& [first, last] : block.spans) {
-        change[first] += block.bytes;
-        change[last] -= block.bytes;
-      }
-    int64_t now = 0, most = 0;
-    for (const auto& [time, bytes] : change) most = std::max(most, now += bytes);
-    return most;
-  }
-
  private:
   const std::vector<Block>& blocks_;
   std::vector<std::vector<int>> meets_;  // of each block: those held at one time with it
@@ -77,12 +64,32 @@ class Packer {
   int64_t compared_ = 0;
 };
 
+/// Of each block the most that is held at a time at which it is, itself among it. No packing is smaller than the
+/// largest.
+std::vector<int64_t> most_held_beside(const std::vector<Block>& blocks) {
+  std::map<int, int64_t> held;  // from each time on
+  for (const Block& block : blocks)
+    for (const auto& [first, last] : block.spans) {
+      held[first] += block.bytes;
+      held[last] -= block.bytes;
+    }
+  int64_t now = 0;
+  for (auto& [time, bytes] : held) bytes = now += bytes;
+  std::vector<int64_t> out;
+  for (const Block& block : blocks) {
+    int64_t most = 0;
+    for (const auto& [first, last] : block.spans)
+      for (auto at = held.find(first); at->first < last; ++at) most = std::max(most, at->second);
+    out.push_back(most);
+  }
+  return out;
+}
+
 /// Pairs of blocks compared: about a quarter of a second.
 constexpr int64_t kWork = 20'000'000;
 
 /// Blocks that end highest come earlier in the order, as long as that does not make it worse.
-void improve(Packer& packer, const std::vector<Block>& blocks, std::vector<int> order, int64_t enough, Packing& best) {
-  const int64_t least = std::max(packer.least_bytes(), enough);
+void improve(Packer& packer, const std::vector<Block>& blocks, std::vector<int> order, int64_t least, Packing& best) {
   std::minstd_rand random(1);
   Packing now = best;
   while (best.bytes > least && packer.compared() < kWork) {
@@ -109,6 +116,9 @@ int64_t alignment_of(int64_t bytes) { return bytes >= kPagedBytes ? kPage : kAli
 int64_t planned_bytes(int64_t bytes) { return round_up(bytes, alignment_of(bytes)); }
 
 Packing pack(const std::vector<Block>& blocks, int64_t enough) {
+  if (blocks.empty()) return {};
+  const std::vector<int64_t> beside = most_held_beside(blocks);
+  const int64_t least = std::max(*std::max_element(beside.begin(), beside.end()), enough);
   const auto length = [&](int b) { return blocks[b].spans.back().second - blocks[b].spans.front().first; };
   const auto begin = [&](int b) { return blocks[b].spans.front().first; };
   const std::vector<std::function<bool(int, int)>> orders = {
@@ -117,7 +127,9 @@ Packing pack(const std::vector<Block>& blocks, int64_t enough) {
       [&](int a, int b) {
         return static_cast<double>(blocks[a].bytes) * length(a) > static_cast<double>(blocks[b].bytes) * length(b);
       },
-      [&](int a, int b) { return begin(a) < begin(b); }};
+      [&](int a, int b) { return begin(a) < begin(b); },
+      // What is held at the fullest time lies without gaps, the rest where that leaves room.
+      [&](int a, int b) { return std::pair(-beside[a], -blocks[a].bytes) < std::pair(-beside[b], -blocks[b].bytes); }};
   Packer packer(blocks);
   Packing best;
   std::vector<int> best_order;
@@ -130,7 +142,7 @@ Packing pack(const std::vector<Block>& blocks, int64_t enough) {
     best = std::move(made);
     best_order = std::move(order);
   }
-  if (!blocks.empty()) improve(packer, blocks, std::move(best_order), enough, best);
+  improve(packer, blocks, std::move(best_order), least, best);
   return best;
 }
 

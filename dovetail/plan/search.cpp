@@ -95,11 +95,14 @@ Decisions Search::all_resident() const {
   return out;
 }
 
-Decisions Search::all_away(Keep keep, const SolveOptions& allowed) const {
+Decisions Search::all_away(Keep keep, const SolveOptions& allowed) const { return most_away(keep, allowed, 0); }
+
+Decisions Search::most_away(Keep keep, const SolveOptions& allowed, int period) const {
   Decisions out = all_resident();
+  int count = 0;
   for (size_t g = 0; g < out.gaps.size(); ++g) {
     const auto possible = ways(static_cast<int>(g), allowed, false);
-    if (possible.empty()) continue;
+    if (possible.empty() || (period > 0 && ++count % period == 0)) continue;
     const auto wanted =
         std::find_if(possible.begin(), possible.end(), [&](const auto& way) { return way.first == keep; });
     std::tie(out.gaps[g], out.codec[g]) = wanted == possible.end() ? possible.front() : *wanted;
@@ -128,11 +131,12 @@ void Search::offer(const Solution& solution) {
   if (!best_ || solution.schedule.expected_s < best_->schedule.expected_s) best_ = solution;
 }
 
-void Search::descend(Decisions decisions, int64_t budget_bytes, const SolveOptions& allowed) {
+void Search::descend(Decisions decisions, int64_t budget_bytes, const SolveOptions& allowed, Until until) {
+  const auto goes_on = [&] { return in_time() || (until == Until::kPlan && !best_); };
   auto now = scheduler_.schedule(decisions, kNoBudget);
   int64_t excess = now ? excess_of(*now, budget_bytes) : 0;
   bool together = !alike_.empty();  // as long as that helps
-  while (now && excess > 0 && in_time()) {
+  while (now && excess > 0 && goes_on()) {
     Decisions chosen;
     std::array<double, 3> least = {2, 0, 0};
     for (const auto& change : together ? changes_of_alike(decisions, in_the_way(*now, budget_bytes), allowed, false)
@@ -146,7 +150,7 @@ void Search::descend(Decisions decisions, int64_t budget_bytes, const SolveOptio
       // What gains nothing by itself may with the next change: after all that gains, the least loss first.
       const std::array<double, 3> rank = {gained > 0 ? 0.0 : 1.0, gained > 0 ? cost_s / gained : -gained, -gained};
       if (rank < least) least = rank, chosen = std::move(changed);
-      if (!in_time()) break;
+      if (!goes_on()) break;
     }
     if (together && (chosen.gaps.empty() || least[0] > 0)) {
       together = false;

@@ -33,14 +33,20 @@ class Search {
   Decisions all_resident() const;
   /// Of what may go by `allowed` everything away, by `keep` where it can be; with the least workspaces.
   Decisions all_away(Keep keep, const SolveOptions& allowed) const;
+  /// The same, but every `period`-th of those stays.
+  Decisions most_away(Keep keep, const SolveOptions& allowed, int period) const;
 
   /// Decisions to improve later, if they are a plan within the budget. False if they are none.
   bool offer(const Decisions& decisions);
   /// A plan made elsewhere, within the budget; kept if it is the fastest.
   void offer(const Solution& solution);
+  enum class Until {
+    kDeadline,
+    kPlan,  ///< and on after the deadline, as long as there is no plan
+  };
   /// From these decisions greedily below `budget_bytes` (at most the one asked for), with the techniques of `allowed`,
   /// and offers those.
-  void descend(Decisions decisions, int64_t budget_bytes, const SolveOptions& allowed);
+  void descend(Decisions decisions, int64_t budget_bytes, const SolveOptions& allowed, Until until = Until::kDeadline);
   /// All that were offered, the fastest first: single decisions changed while that makes a plan faster, then pairs.
   void improve_all();
   /// From the best plan on, until `stop`: random changes of a few decisions, for a while also those that make the plan

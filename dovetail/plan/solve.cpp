@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <utility>
 
@@ -22,13 +23,15 @@ int64_t least_workspace(const GraphNode& node) {
 }
 
 /// From where the search starts: everything away, by each technique; and what is found greedily for several budgets up
-/// to the one asked for, since a smaller one leaves room for copies under way, with all techniques and with some.
+/// to the one asked for, since a smaller one leaves room for copies under way, with all techniques and with some. Where
+/// that gives no plan by the deadline it goes on until there is one, by what is tried soonest first.
 void begin(const Graph& graph, const SolveOptions& options, int64_t floor_bytes, Search& search) {
-  constexpr int kBudgets = 6;
+  constexpr int kBudgets = 6, kLongestPeriod = 32;
   constexpr double kPartOfTime = 0.6;
+  constexpr std::array kAway = {Keep::kHost, Keep::kAgain, Keep::kAgainEarly, Keep::kPacked};
   SolveOptions within_step = options;
   within_step.across_steps = false;
-  for (const Keep keep : {Keep::kHost, Keep::kAgain, Keep::kAgainEarly, Keep::kPacked}) {
+  for (const Keep keep : kAway) {
     search.offer(search.all_away(keep, within_step));
     if (options.offload && options.across_steps) search.offer(search.all_away(keep, options));
   }
@@ -40,11 +43,18 @@ void begin(const Graph& graph, const SolveOptions& options, int64_t floor_bytes,
     techniques.back().offload = false;
   }
   if (options.offload && options.across_steps) techniques.push_back(within_step);
-  for (int i = 0; i < kBudgets; ++i) {
-    const int64_t budget = graph.budget_bytes - (graph.budget_bytes - floor_bytes) * i / kBudgets;
-    for (const SolveOptions& allowed : techniques)
-      if (search.in_time(kPartOfTime)) search.descend(search.all_resident(), budget, allowed);
-  }
+  const auto descend = [&](const std::function<bool()>& goes_on, Search::Until until) {
+    for (int i = 0; i < kBudgets; ++i) {
+      const int64_t budget = graph.budget_bytes - (graph.budget_bytes - floor_bytes) * i / kBudgets;
+      for (const SolveOptions& allowed : techniques)
+        if (goes_on()) search.descend(search.all_resident(), budget, allowed, until);
+    }
+  };
+  const auto none = [&] { return !search.best(); };
+  descend([&] { return search.in_time(kPartOfTime); }, Search::Until::kDeadline);
+  for (int period = kLongestPeriod; period > 1 && none(); period /= 2)
+    for (const Keep keep : kAway) search.offer(search.most_away(keep, options, period));
+  descend(none, Search::Until::kPlan);
 }
 
 Solution finish(const Graph& graph, Search& search, double started_s) {
@@ -121,9 +131,9 @@ Solution solve(const Graph& graph, const SolveOptions& options) {
   search.improve_all();
   search.keep_what_need_not_wrap();
   if (!search.best())
-    throw UserError(fmt::format("plan: no plan within {} bytes was found in {:.0f} s; the floor is {} bytes",
-                                graph.budget_bytes, now_seconds() - started_s, floor.bytes),
-                    "raise the budget, or the time limit");
+    throw UserError(
+        fmt::format("plan: no plan within {} bytes was found; the floor is {} bytes", graph.budget_bytes, floor.bytes),
+        "raise the budget, or allow more techniques");
   return finish(graph, search, started_s);
 }
 

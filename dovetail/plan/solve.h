@@ -15,7 +15,7 @@ struct SolveOptions {
   bool algorithms = true;          ///< choose them; else each node takes its fastest
   bool fetches_wait = true;        ///< Scheduler
   int64_t least_bytes = 0;         ///< tensors below this stay where they are
-  double time_limit_s = 10;        ///< an answer that has been found by then is the answer
+  double time_limit_s = 10;        ///< an answer that has been found by then is the answer; if none, the first one
   std::optional<Decisions> start;  ///< tried as they are, beside what the search finds
 };
 
@@ -41,7 +41,7 @@ Floor floor_of(const Graph& graph, const SolveOptions& options);
 /// another, that makes the step faster. It is begun anew for several budgets up to the one asked for and for each
 /// technique alone, with and without what starts on the host, and the plan that is expected to take the least is kept;
 /// nothing starts on the host that makes no plan faster there. Equal gaps of repeated blocks are decided together
-/// before any alone. Throws UserError below the floor, naming the node, and where the search finds no plan.
+/// before any alone. Throws UserError below the floor, naming the node, and where no time is enough to find a plan.
 Solution solve(const Graph& graph, const SolveOptions& options);
 
 /// A plan for each of these budgets, which ascend, by `one`. No plan is expected to take longer than one for less

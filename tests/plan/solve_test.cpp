@@ -57,6 +57,35 @@ TEST(Solve, FindsAPlanWheneverAnyDecisionsGiveOne) {
   EXPECT_GE(found, 10);
 }
 
+// However slow the machine, there is an answer whenever there is one for a fast one.
+TEST(Solve, WhetherThereIsAPlanDoesNotDependOnTheTimeLimit) {
+  Random random(16);
+  int found = 0, none = 0;
+  for (int round = 0; round < 60; ++round) {
+    Graph graph = random_step(random, draw(random, 3, 7));
+    if (round % 2 == 0) add_state(random, graph);
+    for (const SolveOptions& some : {SolveOptions{}, SolveOptions{.offload = false}, SolveOptions{.recompute = false},
+                                     SolveOptions{.offload = false, .compress = false}}) {
+      SolveOptions options = some;
+      const int64_t floor = floor_of(graph, options).bytes, all = keep_all_peak(graph);
+      graph.budget_bytes = floor + std::max<int64_t>(all - floor, 0) * draw(random, 0, 5) / 10;
+      const auto has_plan = [&](double time_limit_s) {
+        options.time_limit_s = time_limit_s;
+        try {
+          return solve(graph, options).schedule.timeline.peak_bytes <= graph.budget_bytes;
+        } catch (const UserError&) {
+          return false;
+        }
+      };
+      const bool in_time = has_plan(0.3);
+      EXPECT_EQ(has_plan(0), in_time) << "round " << round << ", " << graph.budget_bytes << " bytes";
+      in_time ? ++found : ++none;
+    }
+  }
+  RecordProperty("found", fmt::format("{}, none {}", found, none));
+  EXPECT_GE(found, 150);
+}
+
 TEST(Solve, MoreMemoryAndMoreTechniquesAreNeverSlower) {
   Random random(13);
   for (int round = 0; round < 2; ++round) {

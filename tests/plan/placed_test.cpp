@@ -1,0 +1,61 @@
+#include "dovetail/plan/placed.h"
+
+#include <gtest/gtest.h>
+
+#include <optional>
+
+#include "dovetail/base/error.h"
+#include "dovetail/plan/packing.h"
+#include "dovetail/plan/search.h"
+#include "tests/plan/random_graph.h"
+
+namespace dovetail::plan {
+namespace {
+
+/// Of bytes that addresses are multiples of.
+Graph placed_step(Random& random, int layers) {
+  Graph graph = random_step(random, layers);
+  if (draw(random, 0, 1) == 0) add_state(random, graph);
+  for (GraphTensor& tensor : graph.tensors) tensor.bytes = planned_bytes(tensor.bytes * 100);
+  for (GraphNode& node : graph.nodes)
+    for (Algorithm& algorithm : node.algorithms) algorithm.workspace_bytes *= 96;
+  graph.bandwidth.to_host *= 100;
+  graph.bandwidth.to_device *= 100;
+  for (Codec& codec : graph.codecs) codec.encode_bytes_per_s *= 100, codec.decode_bytes_per_s *= 100;
+  return graph;
+}
+
+/// What places take with everything that may go away on the host and nothing fetched before it is needed.
+int64_t least_placed_bytes(const Graph& graph, const SolveOptions& options) {
+  const Search search(graph, options);
+  const auto schedule =
+      search.scheduler().schedule(search.all_away(Keep::kHost, options), floor_of(graph, options).bytes);
+  return schedule ? lay_out(graph, schedule->plan, schedule->timeline).bytes + graph.base_bytes : 0;
+}
+
+TEST(Placed, ThereIsAnAnswerWhereEverythingAwayHasPlaces) {
+  Random random(31);
+  int asked = 0, tight = 0;
+  for (int round = 0; round < 150; ++round) {
+    Graph graph = placed_step(random, draw(random, 4, 12));
+    const SolveOptions options{.fetches_wait = false, .time_limit_s = 0};
+    const int64_t floor = floor_of(graph, options).bytes;
+    graph.budget_bytes = floor;
+    const int64_t least = least_placed_bytes(graph, options);
+    if (least == 0) continue;
+    graph.budget_bytes = least + (draw(random, 0, 1) == 0 ? 0 : floor / 20);
+    ++asked;
+    tight += least > floor ? 1 : 0;
+    SCOPED_TRACE(round);
+    EXPECT_NO_THROW({
+      const PlacedSolution made = solve_placed(graph, options);
+      EXPECT_LE(made.layout.bytes + graph.base_bytes, graph.budget_bytes);
+      check(graph, made.solution.schedule.plan);
+    });
+  }
+  RecordProperty("steps", fmt::format("{}, of which {} take more with their places", asked, tight));
+  EXPECT_GE(asked, 100);
+}
+
+}  // namespace
+}  // namespace dovetail::plan
