@@ -1,9 +1,11 @@
 #include "dovetail/plan/layout.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "dovetail/plan/packing.h"
+#include "dovetail/plan/schedule.h"
 
 namespace dovetail::plan {
 namespace {
@@ -19,7 +21,15 @@ class Arranger {
         packed_of_(graph.tensors.size(), -1),
         offload_of_(graph.tensors.size(), -1),
         target_(plan.actions.size(), -1),
-        outputs_(plan.actions.size()) {}
+        outputs_(plan.actions.size()),
+        no_sooner_s_(plan.actions.size()) {
+    double soonest_s = std::numeric_limits<double>::infinity();
+    for (int a = end_ - 1; a >= 0; --a) {
+      const Op op = plan.actions[a].op;
+      if (computes(op) || op == Op::kPrefetch) soonest_s = std::min(soonest_s, timeline.actions[a].start_s);
+      no_sooner_s_[a] = soonest_s;
+    }
+  }
 
   Layout arrange() {
     std::vector<int> home(graph_.tensors.size(), -1);
@@ -106,11 +116,12 @@ class Arranger {
   }
 
   /// The first action that may have what the free `a` gives back: bytes are charged until it ends on the clock of the
-  /// simulation, so nothing that starts before.
+  /// simulation, so that neither this one nor any listed later starts before.
   int free_from(int a) const {
-    int until = a + 1;
-    while (until < end_ && timeline_.actions[until].start_s < timeline_.actions[a].end_s) ++until;
-    return until;
+    const double end_s = timeline_.actions[a].end_s;
+    const auto until = std::partition_point(no_sooner_s_.begin() + a + 1, no_sooner_s_.end(),
+                                            [&](double start_s) { return start_s < end_s; });
+    return static_cast<int>(until - no_sooner_s_.begin());
   }
 
   /// Who takes a place that a copy to the host leaves waits for that copy: on a real clock it may be late.
@@ -143,6 +154,7 @@ class Arranger {
   std::vector<int> home_;
   std::vector<int> target_;
   std::vector<std::vector<int>> outputs_;
+  std::vector<double> no_sooner_s_;  // than this does an action take a place, or any listed after it
 };
 
 }  // namespace

@@ -57,5 +57,29 @@ TEST(Placed, ThereIsAnAnswerWhereEverythingAwayHasPlaces) {
   EXPECT_GE(asked, 100);
 }
 
+// A place is had by one tensor at a time of the simulation, so all places together are no less than it says is held.
+TEST(Placed, PlacesAreNoLessThanThePeakOfTheSimulation) {
+  Random random(32);
+  int made = 0;
+  for (int round = 0; round < 400; ++round) {
+    const Graph graph = placed_step(random, draw(random, 4, 12));
+    const Scheduler scheduler(graph, /*fetches_wait=*/false);
+    Decisions decisions{.gaps = std::vector<Keep>(scheduler.gaps().size()),
+                        .codec = std::vector<int>(scheduler.gaps().size()),
+                        .algorithms = std::vector<int>(graph.nodes.size())};
+    for (size_t g = 0; g < decisions.gaps.size(); ++g)
+      if (draw(random, 0, 2) > 0) decisions.gaps[g] = Keep::kHost;
+    const auto loose = scheduler.schedule(decisions, graph.budget_bytes);
+    if (!loose) continue;
+    const int64_t less = loose->timeline.peak_bytes * draw(random, 80, 100) / 100;
+    const auto schedule = scheduler.schedule(decisions, less);
+    if (!schedule) continue;
+    ++made;
+    const Layout layout = lay_out(graph, schedule->plan, schedule->timeline);
+    EXPECT_GE(layout.bytes + graph.base_bytes, schedule->timeline.peak_bytes) << "round " << round;
+  }
+  EXPECT_GE(made, 200);
+}
+
 }  // namespace
 }  // namespace dovetail::plan
