@@ -88,11 +88,13 @@ std::vector<int64_t> most_held_beside(const std::vector<Block>& blocks) {
 /// Pairs of blocks compared: about a quarter of a second.
 constexpr int64_t kWork = 20'000'000;
 
-/// Blocks that end highest come earlier in the order, as long as that does not make it worse.
+/// Blocks that end highest come earlier in the order, as long as that does not make it worse, and until it has not made
+/// it better for long.
 void improve(Packer& packer, const std::vector<Block>& blocks, std::vector<int> order, int64_t least, Packing& best) {
   std::minstd_rand random(1);
   Packing now = best;
-  while (best.bytes > least && packer.compared() < kWork) {
+  const int64_t patience = 500 + 20 * static_cast<int64_t>(order.size());
+  for (int64_t tries = 0; best.bytes > least && packer.compared() < kWork && tries < patience; ++tries) {
     std::vector<size_t> highest;
     for (size_t i = 0; i < order.size(); ++i)
       if (now.offsets[order[i]] + blocks[order[i]].bytes == now.bytes) highest.push_back(i);
@@ -105,7 +107,9 @@ void improve(Packer& packer, const std::vector<Block>& blocks, std::vector<int> 
     if (made.bytes > now.bytes) continue;
     order = std::move(changed);
     now = std::move(made);
-    if (now.bytes < best.bytes) best = now;
+    if (now.bytes >= best.bytes) continue;
+    best = now;
+    tries = 0;
   }
 }
 

@@ -64,10 +64,11 @@ TEST(Solve, WhetherThereIsAPlanDoesNotDependOnTheTimeLimit) {
   for (int round = 0; round < 60; ++round) {
     Graph graph = random_step(random, draw(random, 3, 7));
     if (round % 2 == 0) add_state(random, graph);
+    const int64_t all = keep_all_peak(graph);
     for (const SolveOptions& some : {SolveOptions{}, SolveOptions{.offload = false}, SolveOptions{.recompute = false},
                                      SolveOptions{.offload = false, .compress = false}}) {
       SolveOptions options = some;
-      const int64_t floor = floor_of(graph, options).bytes, all = keep_all_peak(graph);
+      const int64_t floor = floor_of(graph, options).bytes;
       graph.budget_bytes = floor + std::max<int64_t>(all - floor, 0) * draw(random, 0, 5) / 10;
       const auto has_plan = [&](double time_limit_s) {
         options.time_limit_s = time_limit_s;
