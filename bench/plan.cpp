@@ -17,6 +17,7 @@
 #include "bench/program.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
+#include "dovetail/base/median.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/models/vision.h"
 #include "dovetail/plan/algorithms.h"
@@ -64,12 +65,6 @@ class Training : public MomentumStep {
  private:
   std::shared_ptr<VisionModel> model_;
 };
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 double ratio_of(int64_t a, int64_t b) { return static_cast<double>(a) / static_cast<double>(b); }
 double mib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }

@@ -2,13 +2,13 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/base/machine.h"
+#include "dovetail/base/median.h"
 #include "dovetail/cli/output.h"
 #include "dovetail/cli/plan_fits.h"
 #include "dovetail/cli/plan_output.h"
@@ -64,8 +64,7 @@ class ConfigPlan {
     reset_peak_resident();
     std::vector<double> seconds(kEagerSteps);
     for (double& step_s : seconds) step_s = trial_->run();
-    std::nth_element(seconds.begin(), seconds.begin() + kEagerSteps / 2, seconds.end());
-    measured_ = {.eager_s = seconds[kEagerSteps / 2], .eager_process_bytes = peak_bytes()};
+    measured_ = {.eager_s = median(std::move(seconds)), .eager_process_bytes = peak_bytes()};
     trial_->plan_memory(options_);
     for (int i = 0; i < kRecordedSteps; ++i) trial_->run();
     check_floor();

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "dovetail/base/machine.h"
+#include "dovetail/base/median.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/comm/cost_model.h"
 #include "dovetail/comm/exchange.h"
@@ -33,8 +34,7 @@ double slowest_rank_seconds(Group& group, int repeats, const std::function<void(
       longest = std::max(longest, one.item<double>());
     seconds.push_back(longest);
   }
-  std::nth_element(seconds.begin(), seconds.begin() + repeats / 2, seconds.end());
-  return seconds[static_cast<size_t>(repeats / 2)];
+  return median(std::move(seconds));
 }
 
 namespace {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/median.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/mx/dequantize.h"
 #include "dovetail/mx/quantize.h"
@@ -52,12 +53,6 @@ std::vector<Piece> pieces(const PackedForm& form, std::byte* values, int64_t ele
     add({1, elements % kRow});
   }
   return out;
-}
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 }  // namespace

@@ -94,8 +94,9 @@ std::vector<double> JointProgram::point(const Decisions& decisions, const Schedu
   };
   set(end_, time(schedule.timeline.makespan_s));
   if (!beside_.empty()) {
-    set(beside_[0], time(beside_computing_s(schedule.plan, schedule.timeline, Op::kOffload)));
-    set(beside_[1], time(beside_computing_s(schedule.plan, schedule.timeline, Op::kPrefetch)));
+    const BesideComputing beside = beside_computing(schedule.plan, schedule.timeline);
+    set(beside_[0], time(beside.out_s));
+    set(beside_[1], time(beside.in_s));
   }
   for (int n = 0; n <= stages_; ++n) {
     set(begin_[n], time(stages.begin_s[n]));

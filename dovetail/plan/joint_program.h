@@ -138,8 +138,8 @@ class JointProgram {
   LinearProgram program_;
   int stages_ = 0, end_ = -1;
   std::vector<int> beside_;               // seconds of copies out and in beside computing, where these cost any
-  Entries computing_;                     // less the seconds of all that is computed, but for
-  double computing_s_ = 0;                // these
+  Entries computing_;                     // of all that is computed, less its seconds
+  double computing_s_ = 0;                // of what is computed in any case, which has no column
   std::vector<double> soonest_s_;         // of each stage, by the fastest algorithms
   std::vector<bool> left_out_;            // of each gap: its tensor takes no memory in it
   std::vector<int64_t> kept_bytes_;       // of each stage, if nothing leaves, without workspace

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/median.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/plan/executor.h"
 #include "dovetail/plan/host_tier.h"
@@ -20,12 +21,6 @@
 
 namespace dovetail::plan {
 namespace {
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 /// Matrix products, as most of a step is.
 class Computing {

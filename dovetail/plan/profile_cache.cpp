@@ -16,12 +16,9 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/ops/convolution.h"
 #include "dovetail/ops/dispatch.h"
-#include "dovetail/plan/json_fields.h"
 
 namespace dovetail::plan {
 namespace {
-
-constexpr int kVersion = 1;
 
 /// The digest of the library that our kernels are in.
 std::string kernels_digest() {
@@ -61,36 +58,8 @@ std::optional<std::string> text_of(const c10::IValue& value) {
 
 }  // namespace
 
-ProfileCache::ProfileCache(const std::filesystem::path& folder) {
-  if (folder.empty()) return;
-  machine_ = this_machine();
-  file_ = folder / fmt::format("{}.json", sha256_of(machine_.dump()).substr(0, 16));
-  if (!std::filesystem::exists(file_)) return;
-  const nlohmann::json content = read_json(file_);
-  const Fields fields(content, file_.string(), {"version", "machine", "entries"});
-  fields.version_1();
-  user_check(fields.at("machine") == machine_, "{}: its machine is not this one; remove the file", file_.string());
-  user_check(fields.at("entries").is_object(), "{}: entries is no object; remove the file", file_.string());
-  entries_ = fields.at("entries").get<std::map<std::string, nlohmann::json>>();
-}
-
-std::optional<nlohmann::json> ProfileCache::find(const std::string& key) const {
-  const auto found = entries_.find(key);
-  return found == entries_.end() ? std::nullopt : std::optional(found->second);
-}
-
-void ProfileCache::put(const std::string& key, nlohmann::json value) {
-  entries_[key] = std::move(value);
-  changed_ = true;
-}
-
-void ProfileCache::save() {
-  if (file_.empty() || !changed_) return;
-  std::filesystem::create_directories(file_.parent_path());
-  const nlohmann::ordered_json content = {{"version", kVersion}, {"machine", machine_}, {"entries", entries_}};
-  write_file_atomically(file_, content.dump(1) + "\n");
-  changed_ = false;
-}
+ProfileCache::ProfileCache(const std::filesystem::path& folder)
+    : MachineFile(folder, folder.empty() ? nlohmann::json() : this_machine()) {}
 
 std::filesystem::path ProfileCache::default_folder() { return cache_folder("profiles"); }
 

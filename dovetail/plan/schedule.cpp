@@ -139,26 +139,28 @@ std::vector<int> Scheduler::times_of_fetches(const Decisions& decisions, const s
   return out;
 }
 
-double beside_computing_s(const Plan& plan, const Timeline& timeline, Op copies) {
+BesideComputing beside_computing(const Plan& plan, const Timeline& timeline) {
   std::vector<Timeline::Span> work;  // one stream: in the order of the clock
   for (size_t a = 0; a < plan.actions.size(); ++a)
     if (computes(plan.actions[a].op)) work.push_back(timeline.actions[a]);
-  double both_s = 0;
+  BesideComputing out;
   for (size_t a = 0; a < plan.actions.size(); ++a) {
-    if (plan.actions[a].op != copies) continue;
+    const Op op = plan.actions[a].op;
+    if (op != Op::kOffload && op != Op::kPrefetch) continue;
+    double& both_s = op == Op::kOffload ? out.out_s : out.in_s;
     const Timeline::Span& copy = timeline.actions[a];
     auto beside =
         std::partition_point(work.begin(), work.end(), [&](const auto& w) { return w.end_s <= copy.start_s; });
     for (; beside != work.end() && beside->start_s < copy.end_s; ++beside)
       both_s += std::min(copy.end_s, beside->end_s) - std::max(copy.start_s, beside->start_s);
   }
-  return both_s;
+  return out;
 }
 
 double expected_s(const Graph& graph, const Plan& plan, const Timeline& timeline) {
   if (graph.bandwidth.slowdown <= 0) return timeline.makespan_s;
-  return timeline.makespan_s + graph.bandwidth.slowdown * (beside_computing_s(plan, timeline, Op::kOffload) +
-                                                           beside_computing_s(plan, timeline, Op::kPrefetch));
+  const BesideComputing beside = beside_computing(plan, timeline);
+  return timeline.makespan_s + graph.bandwidth.slowdown * (beside.out_s + beside.in_s);
 }
 
 std::optional<Schedule> Scheduler::schedule(const Decisions& decisions, int64_t budget_bytes, Misfit* misfit) const {

@@ -48,8 +48,12 @@ struct Schedule {
 };
 /// Whether it is done on the compute stream.
 inline bool computes(Op op) { return op == Op::kCompute || op == Op::kCompress || op == Op::kDecompress; }
-/// How long something is computed while a copy is under way, in seconds, for all `copies` (kOffload or kPrefetch).
-double beside_computing_s(const Plan& plan, const Timeline& timeline, Op copies);
+/// How long something is computed while a copy to the host (out) or from it (in) is under way: the sums over all
+/// copies.
+struct BesideComputing {
+  double out_s = 0, in_s = 0;
+};
+BesideComputing beside_computing(const Plan& plan, const Timeline& timeline);
 /// What a step is expected to take by a plan: see Bandwidth::slowdown.
 double expected_s(const Graph& graph, const Plan& plan, const Timeline& timeline);
 

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -12,6 +11,7 @@
 
 #include "dovetail/base/file.h"
 #include "dovetail/base/machine.h"
+#include "dovetail/base/median.h"
 #include "dovetail/train/report_run.h"
 
 namespace dovetail {
@@ -140,9 +140,7 @@ double median(const std::vector<Json>& lines, const char* key) {
     if (const double value = number_of(line, key); std::isfinite(value)) values.push_back(value);
   }
   if (values.empty()) return kNaN;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+  return dovetail::median(std::move(values));
 }
 
 Json make_tiles(const RunFiles& run, const Figures& f) {
