@@ -164,12 +164,13 @@ void Search::descend(Decisions decisions, int64_t budget_bytes, const SolveOptio
   if (now) offer(decisions);
 }
 
-/// Whether the changed decisions are a faster plan, and then in the place of those before.
-bool Search::attempt(Candidate& from, Decisions changed) {
+/// Whether the changed decisions are a plan that takes at most that part of the time of those before, and then in
+/// their place.
+bool Search::attempt(Candidate& from, Decisions changed, double part) {
   auto made = scheduler_.schedule(changed, graph_.budget_bytes);
-  if (!made || made->expected_s >= from.expected_s * kFaster) return false;
+  if (!made || made->expected_s > from.expected_s * part) return false;
   from = {.decisions = std::move(changed), .expected_s = made->expected_s};
-  if (!best_ || made->expected_s < best_->schedule.expected_s)
+  if (!best_ || made->expected_s <= best_->schedule.expected_s)
     best_ = Solution{.decisions = from.decisions, .schedule = std::move(*made)};
   return true;
 }
@@ -180,12 +181,28 @@ bool Search::attempt_each(Candidate& from, const std::vector<Change>& changes) {
     if (!in_time()) break;
     Decisions changed = from.decisions;
     change(changed);
-    better = attempt(from, std::move(changed)) || better;
+    better = attempt(from, std::move(changed), kFaster) || better;
   }
   return better;
 }
 
+/// Keeps as many of these gaps resident at once as leaves a plan of at most that part of the time: all, or else what it
+/// can of each half.
+bool Search::take_back(Candidate& from, std::span<const int> gaps, double part, const std::function<bool()>& goes_on) {
+  if (gaps.empty() || !goes_on()) return false;
+  Decisions changed = from.decisions;
+  for (const int g : gaps) changed.gaps[g] = Keep::kResident;
+  if (attempt(from, std::move(changed), part)) return true;
+  if (gaps.size() == 1) return false;
+  const bool first = take_back(from, gaps.first(gaps.size() / 2), part, goes_on);
+  return take_back(from, gaps.subspan(gaps.size() / 2), part, goes_on) || first;
+}
+
 void Search::improve(Candidate& candidate, bool pairs) {
+  std::vector<int> away;
+  for (size_t g = 0; g < candidate.decisions.gaps.size(); ++g)
+    if (candidate.decisions.gaps[g] != Keep::kResident) away.push_back(static_cast<int>(g));
+  take_back(candidate, away, kFaster, [&] { return in_time(); });
   bool better = true;
   while (better && in_time()) {
     better = attempt_each(candidate, changes_of_alike(candidate.decisions, alike_, options_, true)) ||
@@ -198,7 +215,7 @@ void Search::improve(Candidate& candidate, bool pairs) {
         Decisions changed = candidate.decisions;
         all[i](changed);
         all[j](changed);
-        better = attempt(candidate, std::move(changed));
+        better = attempt(candidate, std::move(changed), kFaster);
       }
   }
 }
@@ -216,14 +233,13 @@ void Search::improve_all() {
 }
 
 void Search::keep_what_need_not_wrap() {
-  for (size_t g = 0; best_ && g < scheduler_.gaps().size(); ++g) {
-    if (!scheduler_.gaps()[g].wraps || best_->decisions.gaps[g] != Keep::kHost) continue;
-    Decisions changed = best_->decisions;
-    changed.gaps[g] = Keep::kResident;
-    auto made = scheduler_.schedule(changed, graph_.budget_bytes);
-    if (made && made->expected_s <= best_->schedule.expected_s)
-      best_ = Solution{.decisions = std::move(changed), .schedule = std::move(*made)};
-  }
+  constexpr double kLatest = 1.1;  // of the time limit
+  if (!best_) return;
+  std::vector<int> wrapping;
+  for (size_t g = 0; g < scheduler_.gaps().size(); ++g)
+    if (scheduler_.gaps()[g].wraps && best_->decisions.gaps[g] == Keep::kHost) wrapping.push_back(static_cast<int>(g));
+  Candidate from{.decisions = best_->decisions, .expected_s = best_->schedule.expected_s};
+  take_back(from, wrapping, 1, [&] { return in_time(kLatest); });
 }
 
 void Search::wander(const std::function<bool()>& stop) {

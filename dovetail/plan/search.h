@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <random>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -52,7 +53,7 @@ class Search {
   /// From the best plan on, until `stop`: random changes of a few decisions, for a while also those that make the plan
   /// a little slower.
   void wander(const std::function<bool()>& stop);
-  /// What starts on the host and makes nothing faster there stays where it is used.
+  /// What starts on the host and makes nothing faster there stays where it is used; until a tenth after the deadline.
   void keep_what_need_not_wrap();
 
   /// Nothing if no plan has been found.
@@ -73,8 +74,9 @@ class Search {
   std::vector<Change> single_changes(const Decisions& decisions) const;
   std::vector<Change> changes(const Decisions& decisions, const Schedule& now, int64_t budget_bytes,
                               const SolveOptions& allowed) const;
-  bool attempt(Candidate& from, Decisions changed);
+  bool attempt(Candidate& from, Decisions changed, double part);
   bool attempt_each(Candidate& from, const std::vector<Change>& changes);
+  bool take_back(Candidate& from, std::span<const int> gaps, double part, const std::function<bool()>& goes_on);
   void improve(Candidate& candidate, bool pairs);
   void change_at_random(Decisions& decisions);
 
