@@ -1,91 +1,25 @@
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
-#include <charconv>
 #include <cmath>
-#include <iterator>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "dovetail/base/cache_folder.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
-#include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
-#include "dovetail/base/rng.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/cli/clusters.h"
 #include "dovetail/cli/command.h"
 #include "dovetail/cli/kmeans_report.h"
 #include "dovetail/cli/output.h"
-#include "dovetail/data/matrix.h"
+#include "dovetail/cli/table_options.h"
 #include "dovetail/hybrid/cluster_metrics.h"
-#include "dovetail/hybrid/kmeans_init.h"
-#include "dovetail/hybrid/runtime.h"
+#include "dovetail/hybrid/kmeans_batch.h"
 #include "dovetail/train/progress.h"
 #include "dovetail/train/run_folder.h"
 
 namespace dovetail::cli {
 namespace {
-
-/// Rows of the silhouette and of the picture.
-constexpr int64_t kSampleRows = 2000;
-
-const std::map<std::string, BadValues> kBadValues = {
-    {"zero", BadValues::kZero}, {"skip", BadValues::kSkip}, {"error", BadValues::kError}};
-
-/// "0,3" as numbers.
-std::vector<int64_t> parse_columns(const std::string& text) {
-  std::vector<int64_t> columns;
-  for (const char *at = text.data(), *end = at + text.size(); at < end;) {
-    int64_t column = 0;
-    const auto [next, error] = std::from_chars(at, end, column);
-    if (error != std::errc() || (next != end && *next != ',') || next + 1 == end)
-      throw UserError(fmt::format("--drop-columns: \"{}\" is no list of columns", text), "for example: 0,3");
-    columns.push_back(column);
-    at = next + 1;
-  }
-  return columns;
-}
-
-std::string csv_field(const std::string& name) {
-  if (name.find_first_of(",\"\r\n") == std::string::npos) return name;
-  std::string quoted = "\"";
-  for (const char c : name) quoted += c == '"' ? "\"\"" : std::string(1, c);
-  return quoted + "\"";
-}
-
-void write_centres(const std::filesystem::path& path, const std::vector<std::string>& columns,
-                   const at::Tensor& centres) {
-  std::string text;
-  for (size_t i = 0; i < columns.size(); ++i) text += (i > 0 ? "," : "") + csv_field(columns[i]);
-  text += "\n";
-  const auto* value = centres.const_data_ptr<double>();
-  for (int64_t c = 0; c < centres.size(0); ++c) {
-    for (int64_t p = 0; p < centres.size(1); ++p)
-      fmt::format_to(std::back_inserter(text), "{}{}", p > 0 ? "," : "", *value++);
-    text += "\n";
-  }
-  write_file_atomically(path, text);
-}
-
-/// "row,label": rows of the file from 0; those that were left out have no line.
-void write_labels(const std::filesystem::path& path, const at::Tensor& labels, const std::vector<int64_t>& left_out) {
-  constexpr size_t kPieceBytes = size_t{1} << 20;
-  AtomicFile file(path);
-  std::string text = "row,label\n";
-  auto skip = left_out.begin();
-  const auto* label = labels.const_data_ptr<int32_t>();
-  for (int64_t i = 0, row = 0; i < labels.numel(); ++i, ++row) {
-    for (; skip != left_out.end() && *skip == row; ++skip) ++row;
-    fmt::format_to(std::back_inserter(text), "{},{}\n", row, label[i]);
-    if (text.size() < kPieceBytes) continue;
-    file.write(text);
-    text.clear();
-  }
-  file.write(text);
-  file.commit();
-}
 
 class KMeansCommand : public Command {
  public:
@@ -96,78 +30,65 @@ class KMeansCommand : public Command {
   }
 
   void declare(Arguments& arguments) override {
-    arguments
-        .option("--data", "FILE", &data_,
-                "Table: .parquet, .csv, .tsv, .npy; any other name: text with blanks between numbers")
-        .is_required()
-        .completes(Completion::kFile);
+    table_.declare_data(arguments);
     arguments.option("--k", "K", &k_, "Clusters").is_required().range(1, 1 << 24);
     arguments
         .option("--init", "NAME|FILE", &init_,
                 "Where centres start: k-means++, k-means-parallel, random, first, or a table of K rows (k-means++)")
         .completes(Completion::kFile);
-    arguments.option("--iterations", "N", &options_.iterations, "At most (300)").range(1, 1e9);
+    arguments.option("--iterations", "N", &iterations_, "At most (300)").range(1, 1e9);
     arguments
-        .option("--tolerance", "T", &options_.tolerance,
-                "Stop when the centres moved by less: squared, T times the mean variance of the columns (1e-4)")
+        .option("--tolerance", "T", &tolerance_,
+                "Stop when the centres moved by less: squared, T times the mean variance of the columns (1e-4; with "
+                "--batch 0)")
         .range(0, 1e30);
     arguments
-        .option("--empty", "WHAT", &empty_, "A centre without rows: reseed with the farthest row, or keep (reseed)")
-        .one_of({"reseed", "keep"});
-    arguments.option("--drop-columns", "LIST", &drop_columns_, "Columns to leave out, from 0, such as 0,3");
-    arguments.option("--bad-values", "WHAT", &bad_values_, "What is no number: error, zero, or skip its row (error)")
-        .one_of({"error", "zero", "skip"});
-    arguments.option("--seed", "N", &seed_, "Of the initial centres and of the silhouette's sample (0)").range(0, 9e15);
-    arguments.option("--threads", "N", &threads_, "Threads; 0: as torch has them (0)").range(0, 4096);
-    arguments.option("--executors", "LIST", &executors_,
-                     "Executors that share the rows by their measured speeds, each of so many threads on cores of its "
-                     "own, such as cpu:2,cpu:1 (none: --threads share them alike)");
+        .option("--batch", "N", &batch_.batch,
+                "Mini-batches: an iteration looks at N rows only; 0: at all, which is Lloyd's algorithm (0)")
+        .range(0, 1e15);
     arguments
-        .option(
-            "--share", "HOW", &share_,
-            "Among executors: stealing (by speed, and who is done helps), affine (by speed), or static (by threads) "
-            "(stealing)")
-        .one_of({"stealing", "affine", "static"});
-    arguments
-        .option("--verify", "N", &verify_,
-                "Of every N pieces of work compute one on two executors and compare; 0: none (0)")
+        .option("--patience", "N", &patience_,
+                "With --batch, stop after N iterations without a better smoothed inertia; 0: never (10)")
         .range(0, 1e9);
+    arguments
+        .option("--empty", "WHAT", &empty_,
+                "A centre without rows: reseed with the farthest row, or keep (reseed; with --batch keep)")
+        .one_of({"reseed", "keep"});
+    arguments.option("--seed", "N", &seed_, "Of the initial centres and of the silhouette's sample (0)").range(0, 9e15);
+    table_.declare_workers(arguments);
     arguments.option("--out", "FOLDER", &out_, "Folder of the run (runs/kmeans-<name of the file>)")
         .completes(Completion::kFolder);
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 
   void check() override {
-    if (executors_.empty()) {
-      user_check(share_.empty() && verify_ == 0, "--share and --verify are about --executors, of which there are none");
-      return;
+    if (batch_.batch == 0) {
+      user_check(patience_ < 0, "--patience is about mini-batches; give --batch too");
+    } else if (empty_ == "reseed") {
+      throw UserError("--empty reseed looks for the farthest of all rows, which --batch never looks at together",
+                      "leave one of the two out");
     }
-    hybrid::parse_executors(executors_);
-    user_check(threads_ == 0, "--threads: executors have threads of their own; give only --executors {}", executors_);
+    table_.check();
   }
 
   void run() override {
     check();
-    if (threads_ > 0) at::set_num_threads(static_cast<int>(threads_));
-    options_.empty = hybrid::parse_empty_cluster(empty_);
+    settle_options();
     const double start = now_seconds();
-    const Matrix matrix = read_data();
-    const std::shared_ptr<hybrid::Runtime> runtime = make_runtime();
+    const Matrix matrix = table_.read();
+    const std::shared_ptr<hybrid::Runtime> runtime = table_.make_runtime();
     hybrid::KMeansData data(matrix.x, runtime);
     const RunFolder folder(folder_path());
     const double read = now_seconds();
-    const at::Tensor centres = initial(data);
+    const at::Tensor centres = centres_by(init_, data, k_, seed_);
     const double begun = now_seconds();
     std::vector<hybrid::LloydIteration> lines;
     const hybrid::KMeansResult result = iterate(data, centres, lines);
     const double done = now_seconds();
-    const Sample sample = take_sample(data, result);
-    Json json = to_json(matrix, result, sample.silhouette);
+    const RowSample sample = sample_rows(matrix.x, result.labels, seed_);
+    Json json = to_json(matrix, result, sample);
     json["seconds"] = {{"read", read - start}, {"init", begun - read}, {"iterations", done - begun}};
-    if (runtime) {
-      json["executors"] = to_json(runtime->report());
-      runtime->save_speeds();
-    }
+    TableOptions::finish(runtime.get(), json);
     json["report"] = (folder.path() / "report.html").string();
     write(folder, matrix, result, lines, sample, json);
     if (json_) {
@@ -180,84 +101,41 @@ class KMeansCommand : public Command {
  private:
   using Json = nlohmann::ordered_json;
 
-  struct Sample {
-    at::Tensor x, labels;
-    double silhouette = 0;
-  };
-
-  Matrix read_data() const {
-    Matrix matrix =
-        read_matrix(data_, {.bad_values = kBadValues.at(bad_values_), .drop_columns = parse_columns(drop_columns_)});
-    if (matrix.num_bad > 0) {
-      log_warning("{}: {} bad values, {}", data_, format_grouped(matrix.num_bad),
-                  bad_values_ == "zero" ? std::string("0 in their place")
-                                        : fmt::format("{} rows left out", format_grouped(std::ssize(matrix.left_out))));
-      for (const std::string& bad : matrix.first_bad) log_info("  {}", bad);
-    }
-    return matrix;
-  }
-
-  std::shared_ptr<hybrid::Runtime> make_runtime() const {
-    if (executors_.empty()) return nullptr;
-    hybrid::SchedulerOptions scheduling{.verify_every = verify_};
-    if (!share_.empty()) scheduling.policy = hybrid::parse_share_policy(share_);
-    return std::make_shared<hybrid::Runtime>(
-        hybrid::parse_executors(executors_),
-        hybrid::RuntimeOptions{.scheduling = scheduling, .speeds = cache_folder("speeds")});
-  }
-
-  static Json to_json(const std::vector<hybrid::Runtime::Report>& reports) {
-    Json list = Json::array();
-    for (const auto& report : reports) {
-      list.push_back({{"name", report.name}, {"rows", report.rows}});
-      if (report.left_out) list.back()["left_out"] = *report.left_out;
-    }
-    return list;
-  }
-
-  at::Tensor initial(hybrid::KMeansData& data) const {
-    if (hybrid::is_kmeans_init(init_))
-      return hybrid::initial_centres(data, k_, hybrid::parse_kmeans_init(init_), static_cast<uint64_t>(seed_));
-    if (!std::filesystem::exists(init_))
-      throw UserError(
-          fmt::format("--init: {} is neither a file nor k-means++, k-means-parallel, random or first", init_));
-    const Matrix matrix = read_matrix(init_);
-    user_check(matrix.x.size(0) == k_ && matrix.x.size(1) == data.columns(),
-               "--init: {} has {} rows of {} columns, not {} (--k) of {} (the data)", init_, matrix.x.size(0),
-               matrix.x.size(1), k_, data.columns());
-    return matrix.x.to(at::kDouble);
+  /// What was not given, by the algorithm.
+  void settle_options() {
+    if (empty_.empty()) empty_ = batch_.batch > 0 ? "keep" : "reseed";
+    if (tolerance_ < 0) tolerance_ = batch_.batch > 0 ? batch_.tolerance : lloyd_.tolerance;
+    if (patience_ >= 0) batch_.patience = patience_;
+    lloyd_.empty = hybrid::parse_empty_cluster(empty_);
+    lloyd_.tolerance = batch_.tolerance = tolerance_;
+    lloyd_.iterations = batch_.iterations = iterations_;
+    batch_.seed = static_cast<uint64_t>(seed_);
   }
 
   hybrid::KMeansResult iterate(hybrid::KMeansData& data, const at::Tensor& centres,
                                std::vector<hybrid::LloydIteration>& lines) const {
     TerminalLine terminal;
-    return hybrid::lloyd(data, centres, options_, [&](const hybrid::LloydIteration& line) {
+    const int64_t rows = batch_.batch > 0 ? batch_.batch : data.rows();
+    const auto report = [&](const hybrid::LloydIteration& line) {
       lines.push_back(line);
-      if (terminal.on_terminal())
-        terminal.show(
-            fmt::format(" iteration {}/{}  inertia {:.6g}  centres moved {:.3g}  {} labels changed  {} rows/s",
-                        line.iteration, options_.iterations, line.inertia, line.shift, format_grouped(line.changed),
-                        format_count(static_cast<double>(data.rows()) / line.seconds)));
-    });
+      if (!terminal.on_terminal()) return;
+      const std::string changed =
+          line.changed ? fmt::format("  {} labels changed", format_grouped(*line.changed)) : std::string();
+      terminal.show(fmt::format(" iteration {}/{}  inertia {:.6g}  centres moved {:.3g}{}  {} rows/s", line.iteration,
+                                iterations_, line.inertia, line.shift, changed,
+                                format_count(static_cast<double>(rows) / line.seconds)));
+    };
+    return batch_.batch > 0 ? hybrid::mini_batch(data, centres, batch_, report)
+                            : hybrid::lloyd(data, centres, lloyd_, report);
   }
 
   std::filesystem::path folder_path() const {
     if (!out_.empty()) return out_;
-    return std::filesystem::path("runs") / ("kmeans-" + std::filesystem::path(data_).stem().string());
+    return std::filesystem::path("runs") / ("kmeans-" + table_.stem());
   }
 
-  Sample take_sample(const hybrid::KMeansData& data, const hybrid::KMeansResult& result) const {
-    const auto rows = static_cast<uint64_t>(data.rows());
-    std::vector<int64_t> index;
-    for (uint64_t i = 0; i < std::min<uint64_t>(rows, kSampleRows); ++i)
-      index.push_back(static_cast<int64_t>(permuted_index(static_cast<uint64_t>(seed_), i, rows)));
-    const at::Tensor which = at::tensor(index, at::kLong);
-    Sample sample{.x = data.x().index_select(0, which), .labels = result.labels.index_select(0, which)};
-    sample.silhouette = hybrid::silhouette(sample.x, sample.labels);
-    return sample;
-  }
-
-  Json to_json(const Matrix& matrix, const hybrid::KMeansResult& result, double silhouette) const {
+  Json to_json(const Matrix& matrix, const hybrid::KMeansResult& result, const RowSample& sample) const {
+    const double silhouette = hybrid::silhouette(sample.x, sample.labels);
     const auto* count = result.counts.const_data_ptr<int64_t>();
     return {{"folder", folder_path().string()},
             {"rows", matrix.x.size(0)},
@@ -267,36 +145,39 @@ class KMeansCommand : public Command {
             {"k", k_},
             {"init", init_},
             {"seed", seed_},
+            {"batch", batch_.batch},
             {"iterations", result.iterations},
             {"converged", result.converged},
             {"inertia", result.inertia},
             {"silhouette", std::isfinite(silhouette) ? Json(silhouette) : Json()},
-            {"silhouette_rows", std::min(matrix.x.size(0), kSampleRows)},
+            {"silhouette_rows", sample.x.size(0)},
             {"counts", std::vector<int64_t>(count, count + result.counts.numel())}};
   }
 
   void write(const RunFolder& folder, const Matrix& matrix, const hybrid::KMeansResult& result,
-             const std::vector<hybrid::LloydIteration>& lines, const Sample& sample, const Json& json) const {
-    write_centres(folder.path() / "centres.csv", matrix.columns, result.centres);
+             const std::vector<hybrid::LloydIteration>& lines, const RowSample& sample, const Json& json) const {
+    write_table(folder.path() / "centres.csv", matrix.columns, result.centres);
     write_labels(folder.path() / "labels.csv", result.labels, matrix.left_out);
     folder.write_json("kmeans.json", json);
     folder.write_json("machine.json", machine_json());
     std::string text;
-    for (const hybrid::LloydIteration& line : lines)
-      text += Json{{"step", line.iteration},
-                   {"inertia", line.inertia},
-                   {"moved", line.shift},
-                   {"changed", line.changed},
-                   {"seconds", line.seconds}}
-                  .dump() +
-              "\n";
+    std::vector<double> inertias;
+    for (const hybrid::LloydIteration& line : lines) {
+      inertias.push_back(line.inertia);
+      Json step = {{"step", line.iteration}, {"inertia", line.inertia}, {"moved", line.shift}};
+      if (line.changed) step["changed"] = *line.changed;
+      step["seconds"] = line.seconds;
+      text += step.dump() + "\n";
+    }
     write_file_atomically(folder.path() / "iterations.jsonl", text);
     write_file_atomically(folder.path() / "report.html",
                           kmeans_page({.title = folder_path().filename().string(),
                                        .verdict = verdict(json),
-                                       .where = fmt::format("{}, on {}", data_, machine().cpu_name),
+                                       .where = fmt::format("{}, on {}", table_.data(), machine().cpu_name),
+                                       .algorithm = "k-means",
                                        .figures = figures(json),
-                                       .iterations = lines,
+                                       .measure = "inertia",
+                                       .curve = std::move(inertias),
                                        .sample = sample.x,
                                        .labels = sample.labels,
                                        .centres = result.centres,
@@ -306,15 +187,11 @@ class KMeansCommand : public Command {
   }
 
   std::string command_line() const {
-    std::string line = fmt::format(
-        "dovetail kmeans --data {} --k {} --init {} --iterations {} --tolerance {:g} --empty "
-        "{} --bad-values {} --seed {}",
-        data_, k_, init_, options_.iterations, options_.tolerance, empty_, bad_values_, seed_);
-    if (!drop_columns_.empty()) line += " --drop-columns " + drop_columns_;
-    if (!executors_.empty()) line += " --executors " + executors_;
-    if (!share_.empty()) line += " --share " + share_;
-    if (verify_ > 0) line += fmt::format(" --verify {}", verify_);
-    return line + " --out " + folder_path().string();
+    std::string line =
+        fmt::format("dovetail kmeans {} --k {} --init {} --iterations {} --tolerance {:g} --empty {} --seed {}",
+                    table_.data_words(), k_, init_, iterations_, tolerance_, empty_, seed_);
+    if (batch_.batch > 0) line += fmt::format(" --batch {} --patience {}", batch_.batch, batch_.patience);
+    return line + table_.worker_words() + " --out " + folder_path().string();
   }
 
   static std::string verdict(const Json& json) {
@@ -334,11 +211,7 @@ class KMeansCommand : public Command {
         {"bad values", format_grouped(json.at("bad_values"))},
         {"iterations", format_grouped(json.at("iterations"))},
         {"seconds of iterations", fmt::format("{:.3g}", json.at("seconds").at("iterations").get<double>())}};
-    for (const Json& executor : json.value("executors", Json::array()))
-      list.emplace_back("rows of " + executor.at("name").get<std::string>(),
-                        format_grouped(executor.at("rows")) +
-                            (executor.contains("left_out") ? ", left out: " + executor.at("left_out").get<std::string>()
-                                                           : std::string()));
+    for (auto& figure : TableOptions::executor_figures(json)) list.push_back(std::move(figure));
     return list;
   }
 
@@ -349,10 +222,12 @@ class KMeansCommand : public Command {
     print(format_table(rows));
   }
 
-  std::string data_, init_ = "k-means++", empty_ = "reseed", drop_columns_, bad_values_ = "error", out_;
-  std::string executors_, share_;
-  int64_t k_ = 0, seed_ = 0, threads_ = 0, verify_ = 0;
-  hybrid::LloydOptions options_;
+  TableOptions table_;
+  std::string init_ = "k-means++", empty_, out_;
+  int64_t k_ = 0, iterations_ = 300, seed_ = 0, patience_ = -1;
+  double tolerance_ = -1;
+  hybrid::LloydOptions lloyd_;
+  hybrid::MiniBatchOptions batch_;
   bool json_ = false;
 };
 

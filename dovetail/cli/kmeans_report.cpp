@@ -89,20 +89,19 @@ std::string scatter(const KMeansPage& page) {
   return plot.svg();
 }
 
-std::string curve(const std::vector<hybrid::LloydIteration>& lines) {
-  const auto [low, high] = std::minmax_element(lines.begin(), lines.end(),
-                                               [](const auto& a, const auto& b) { return a.inertia < b.inertia; });
-  Plot plot(1, static_cast<double>(lines.size()), low->inertia, high->inertia);
-  plot.axes("iteration", "inertia");
+std::string curve(const std::string& measure, const std::vector<double>& values) {
+  const auto [low, high] = std::minmax_element(values.begin(), values.end());
+  Plot plot(1, static_cast<double>(values.size()), *low, *high);
+  plot.axes("iteration", measure);
   std::string path;
-  for (const hybrid::LloydIteration& line : lines)
-    path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? 'M' : 'L', plot.x(static_cast<double>(line.iteration)),
-                        plot.y(line.inertia));
+  for (size_t i = 0; i < values.size(); ++i)
+    path +=
+        fmt::format("{}{:.1f} {:.1f}", path.empty() ? 'M' : 'L', plot.x(static_cast<double>(i + 1)), plot.y(values[i]));
   plot.add("<path fill=\"none\" stroke=\"var(--c0)\" stroke-width=\"1.8\" d=\"{}\"/>", path);
-  for (const auto* line : {&*low, &*high})
-    plot.text(kLeft - 8, plot.y(line->inertia) + 4, "end", fmt::format("{:.4g}", line->inertia));
+  for (const double value : {*low, *high}) plot.text(kLeft - 8, plot.y(value) + 4, "end", fmt::format("{:.4g}", value));
   plot.text(plot.x(1), kHeight - kBottom + 18, "middle", "1");
-  plot.text(plot.x(static_cast<double>(lines.size())), kHeight - kBottom + 18, "middle", std::to_string(lines.size()));
+  plot.text(plot.x(static_cast<double>(values.size())), kHeight - kBottom + 18, "middle",
+            std::to_string(values.size()));
   return plot.svg();
 }
 
@@ -116,8 +115,9 @@ std::string sizes_table(const at::Tensor& counts) {
   return html + "</table>\n";
 }
 
-std::string chart(const char* title, const std::string& body) {
-  return fmt::format("<div class=\"chart wide\"><div class=\"top\"><h3>{}</h3></div>{}</div>\n", title, body);
+std::string chart(const std::string& title, const std::string& body) {
+  return fmt::format("<div class=\"chart wide\"><div class=\"top\"><h3>{}</h3></div>{}</div>\n", escape_html(title),
+                     body);
 }
 
 }  // namespace
@@ -125,16 +125,17 @@ std::string chart(const char* title, const std::string& body) {
 std::string kmeans_page(const KMeansPage& page) {
   std::string html = page_head(page.title);
   html += fmt::format(
-      "<header><div>\n<div class=\"brand\"><b>Dovetail</b> k-means report</div>\n<h1>{}</h1>\n"
+      "<header><div>\n<div class=\"brand\"><b>Dovetail</b> {} report</div>\n<h1>{}</h1>\n"
       "<p class=\"verdict\">{}</p>\n<p class=\"where\">{}</p>\n</div></header>\n",
-      escape_html(page.title), escape_html(page.verdict), escape_html(page.where));
+      escape_html(page.algorithm), escape_html(page.title), escape_html(page.verdict), escape_html(page.where));
   html += "<div class=\"tiles\">\n";
   for (const auto& [label, value] : page.figures)
     html += fmt::format("<div class=\"tile\"><div class=\"label\">{}</div><div class=\"value\">{}</div></div>\n",
                         escape_html(label), escape_html(value));
   html += "</div>\n<h2>Clusters</h2>\n<div class=\"charts\">\n";
   html += chart("A sample of the rows and the centres (crosses) along two principal components", scatter(page));
-  if (page.iterations.size() > 1) html += chart("Inertia by iteration", curve(page.iterations));
+  if (page.curve.size() > 1)
+    html += chart(fmt::format("By iteration: {}", page.measure), curve(page.measure, page.curve));
   html += "</div>\n<h2>Sizes</h2>\n<div class=\"card\">" + sizes_table(page.counts) + "</div>\n";
   html += fmt::format("<h2>Reproduce</h2>\n<div class=\"command\"><pre>{}</pre></div>\n", escape_html(page.command));
   return html + "</main>\n</body>\n</html>\n";

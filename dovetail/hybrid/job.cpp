@@ -1,6 +1,7 @@
 #include "dovetail/hybrid/job.h"
 
 #include <ATen/ops/copy.h>
+#include <ATen/ops/empty_like.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -55,11 +56,24 @@ std::string text_of(const at::Tensor& tensor, int64_t from) {
 Job::Job(const std::string& task, c10::DeviceType device, Parameters parameters, std::vector<Shard> shards)
     : name_(task), task_(find_task(task, device)), parameters_(std::move(parameters)), shards_(std::move(shards)) {
   DOVETAIL_CHECK(!shards_.empty(), "task {} on no shards", task);
+  DOVETAIL_CHECK(shards_[0].location.type() == device, "task {} on {} for data on {}", task,
+                 c10::DeviceTypeName(device, true), shards_[0].location.str());
+  for (at::Tensor& parameter : parameters_) parameter = parameter.clone();
+  data_ = rows_of(all());
+  whole_ = whole_of(shards_[0]);
+  for (const size_t index : task_.writes) written_.push_back(at::empty_like(data_[index]));
+}
+
+Shard Job::all() const {
   Shard all = shards_[0];
-  DOVETAIL_CHECK(all.location.type() == device, "task {} on {} for data on {}", task, c10::DeviceTypeName(device, true),
-                 all.location.str());
   all.size = total_rows(shards_);
-  data_ = rows_of(all);
+  return all;
+}
+
+Partial Job::take() {
+  Partial sum = sum_.take(std::ssize(shards_));
+  for (size_t i = 0; i < written_.size(); ++i) put_rows(all(), task_.writes[i], written_[i]);
+  return sum;
 }
 
 std::vector<int64_t> Job::shard_rows() const {
@@ -73,25 +87,22 @@ std::string Job::key() const {
   for (const at::Tensor& parameter : parameters_) key += " " + text_of(parameter, 0);
   key += " on";
   for (const at::Tensor& tensor : data_) key += " " + text_of(tensor, 1);
+  for (const at::Tensor& tensor : whole_) key += " of " + text_of(tensor, 1);
   return key + fmt::format(", 2^{} rows", std::bit_width(static_cast<uint64_t>(data_[0].size(0))) - 1);
 }
 
-std::vector<at::Tensor> Job::rows_of_shard(int64_t index) const {
+at::Tensor Job::narrow(const at::Tensor& all, int64_t index) const {
   const Shard& shard = shards_.at(static_cast<size_t>(index));
-  std::vector<at::Tensor> rows;
-  for (const at::Tensor& tensor : data_) rows.push_back(tensor.narrow(0, shard.begin - shards_[0].begin, shard.size));
-  return rows;
+  return all.narrow(0, shard.begin - shards_[0].begin, shard.size);
 }
 
 ShardResult Job::compute(int64_t index) const {
-  std::vector<at::Tensor> rows = rows_of_shard(index);
+  std::vector<at::Tensor> rows;
+  for (const at::Tensor& tensor : data_) rows.push_back(narrow(tensor, index));
   ShardResult result;
-  {
-    const std::lock_guard lock(mutex_of(index));
-    for (const size_t written : task_.writes) result.rows.push_back(rows[written] = rows[written].clone());
-  }
+  for (const size_t written : task_.writes) result.rows.push_back(rows[written] = rows[written].clone());
   Shard shard = shards_[static_cast<size_t>(index)];
-  const ResidentData copy(std::move(rows), shard.begin);
+  const ResidentData copy(std::move(rows), shard.begin, whole_);
   shard.data = copy.id();
   result.partial = task_.run(parameters_, shard);
   return result;
@@ -105,11 +116,7 @@ uint64_t Job::digest(const ShardResult& result) {
 }
 
 void Job::accept(int64_t index, ShardResult result) {
-  const std::vector<at::Tensor> rows = rows_of_shard(index);
-  {
-    const std::lock_guard lock(mutex_of(index));
-    for (size_t i = 0; i < result.rows.size(); ++i) rows[task_.writes[i]].copy_(result.rows[i]);
-  }
+  for (size_t i = 0; i < result.rows.size(); ++i) narrow(written_[i], index).copy_(result.rows[i]);
   sum_.add(index, std::move(result.partial));
 }
 

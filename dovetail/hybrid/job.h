@@ -1,8 +1,6 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -17,11 +15,12 @@ struct ShardResult {
 };
 
 /// One task over shards, where a shard may be computed any number of times, by threads that may come back when the job
-/// is over: each writes into copies of the rows that the task writes, and the result that counts is put in place. Holds
-/// the data as long as a thread holds the job.
+/// is over. It holds what they read, parameters and data, as it was when the job began, until the last of them is gone.
+/// Each writes into copies of the rows that the task writes; of those that count, the data gets new tensors once all
+/// are there.
 class Job {
  public:
-  /// Shards of one data, one after another in its rows.
+  /// Shards of one data, one after another in its rows. Copies the parameters.
   Job(const std::string& task, c10::DeviceType device, Parameters parameters, std::vector<Shard> shards);
 
   /// Safe from several threads, as are the others.
@@ -31,26 +30,27 @@ class Job {
   /// Takes the result that counts, once for each shard.
   void accept(int64_t shard, ShardResult result);
 
-  /// The sum over all shards in their order, which must all have been accepted.
-  Partial take() { return sum_.take(std::ssize(shards_)); }
+  /// The sum over all shards in their order, which must all have been accepted. The data has their rows from now on;
+  /// a job that does not come to this leaves it as it was.
+  Partial take();
   std::vector<int64_t> shard_rows() const;
   /// What the time of a row depends on: the task, dtypes and sizes of parameters and of a row, and the number of rows
   /// to a power of two.
   std::string key() const;
 
  private:
-  /// The shard's rows of each tensor: views.
-  std::vector<at::Tensor> rows_of_shard(int64_t shard) const;
-  std::mutex& mutex_of(int64_t shard) const { return mutexes_[static_cast<size_t>(shard) % mutexes_.size()]; }
+  Shard all() const;
+  /// The shard's rows of a tensor with the rows of all: a view.
+  at::Tensor narrow(const at::Tensor& all, int64_t shard) const;
 
   std::string name_;
   const TaskVariant& task_;
   Parameters parameters_;
   std::vector<Shard> shards_;
-  std::vector<at::Tensor> data_;  ///< rows of all shards
+  std::vector<at::Tensor> data_;     ///< rows of all shards; read only, as is
+  std::vector<at::Tensor> whole_;    ///< what the data has for every shard
+  std::vector<at::Tensor> written_;  ///< what those become that the task writes
   OrderedSum sum_;
-  /// Rows that are written are copied and put in place under the mutex of their shard.
-  mutable std::array<std::mutex, 16> mutexes_;
 };
 
 }  // namespace dovetail::hybrid

@@ -12,27 +12,13 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/hybrid/kmeans_simd.h"
+#include "dovetail/hybrid/rows.h"
 #include "dovetail/hybrid/runtime.h"
 #include "dovetail/hybrid/task.h"
 #include "dovetail/ops/dispatch.h"
 
 namespace dovetail::hybrid {
 namespace {
-
-const at::Tensor& checked(const at::Tensor& x) {
-  user_check(x.dim() == 2 && x.scalar_type() == at::kFloat && x.device().is_cpu() && x.is_contiguous(),
-             "kmeans: x must be a contiguous float32 matrix on the CPU, but is {}", describe(x));
-  user_check(x.size(0) > 0 && x.size(1) > 0, "kmeans: x has {} rows and {} columns; both must be at least 1", x.size(0),
-             x.size(1));
-  return x;
-}
-
-/// A point near the rows: the mean of some of them, evenly spread.
-at::Tensor near_point(const at::Tensor& x) {
-  constexpr int64_t kRows = 4096;
-  const at::Tensor some = x.slice(0, 0, x.size(0), std::max<int64_t>(1, x.size(0) / kRows));
-  return some.to(at::kDouble).mean(0).to(at::kFloat);
-}
 
 at::Tensor checked_centres(const at::Tensor& centres, int64_t columns) {
   user_check(centres.dim() == 2 && centres.size(0) > 0 && centres.size(1) == columns,
@@ -77,49 +63,45 @@ at::Tensor means(const Partial& partial, const at::Tensor& before) {
 }  // namespace
 
 KMeansData::KMeansData(const at::Tensor& x, std::shared_ptr<Runtime> runtime)
-    : x_(checked(x)),
-      norms_(at::empty({x.size(0)}, at::kFloat)),
-      labels_(at::full({x.size(0)}, -1, at::kInt)),
-      squares_(at::empty({x.size(0)}, at::kDouble)),
+    : x_(check_rows("kmeans", x)),
       shift_(near_point(x)),
-      resident_({x_, norms_, labels_, squares_}),
+      resident_({x_, at::empty({x.size(0)}, at::kFloat), at::full({x.size(0)}, -1, at::kInt),
+                 at::empty({x.size(0)}, at::kDouble)}),
       runtime_(std::move(runtime)) {
-  if (!at::isfinite(shift_).all().item<bool>()) refuse_values();
+  if (!at::isfinite(shift_).all().item<bool>()) refuse_values("kmeans", x);
   const Partial norms = run("kmeans.norms", {shift_});
   total_square_ = norms.tensors[0].item<double>();
-  if (!std::isfinite(total_square_)) refuse_values();
+  if (!std::isfinite(total_square_)) refuse_values("kmeans", x);
 }
 
 Partial KMeansData::run(const char* task, const std::vector<at::Tensor>& parameters) const {
-  const auto shards = resident_.shards(kKMeansGrain);
-  return runtime_ ? runtime_->run(task, parameters, shards) : run_task(task, parameters, shards);
+  return run(task, parameters, resident_.shards(kKMeansGrain));
 }
 
-void KMeansData::refuse_values() const {
-  for (int64_t begin = 0; begin < rows(); begin += kKMeansGrain) {
-    const at::Tensor part = x_.slice(0, begin, std::min(begin + kKMeansGrain, rows()));
-    const at::Tensor bad = at::isfinite(part).logical_not().nonzero();
-    if (bad.numel() == 0) continue;
-    throw UserError(fmt::format("kmeans: {} in row {}, column {} of x", part[bad[0][0]][bad[0][1]].item<float>(),
-                                begin + bad[0][0].item<int64_t>(), bad[0][1].item<int64_t>()),
-                    "leave such rows out, or put numbers in their place");
-  }
-  throw UserError("kmeans: the values are too large: the mean of a column is not finite in float32",
-                  "scale the columns");
+Partial KMeansData::run(const char* task, const std::vector<at::Tensor>& parameters,
+                        const std::vector<Shard>& shards) const {
+  return runtime_ ? runtime_->run(task, parameters, shards) : run_task(task, parameters, shards);
 }
 
 Partial KMeansData::assign(const at::Tensor& centres) {
   return run("kmeans.assign", {checked_centres(centres, columns()), shift_});
 }
 
-KMeansData::Distances KMeansData::distances(const at::Tensor& centres) {
-  const Partial sum = run("kmeans.distances", {checked_centres(centres, columns())});
-  return {squares_, sum.tensors[0].item<double>()};
+Partial KMeansData::assign_batch(const at::Tensor& rows, const at::Tensor& centres) const {
+  const ResidentData batch({rows}, 0, {x_});
+  return run("kmeans.batch", {checked_centres(centres, columns()), shift_}, batch.shards(kKMeansBatchGrain));
 }
 
-void KMeansData::forget_labels() { labels_.fill_(-1); }
+KMeansData::Distances KMeansData::distances(const at::Tensor& centres) {
+  const Partial sum = run("kmeans.distances", {checked_centres(centres, columns())});
+  return {closest(), sum.tensors[0].item<double>()};
+}
 
-void KMeansData::forget_closest() { squares_.fill_(std::numeric_limits<double>::infinity()); }
+void KMeansData::forget_labels() { resident_.put(kLabels, at::full({rows()}, -1, at::kInt)); }
+
+void KMeansData::forget_closest() {
+  resident_.put(kSquares, at::full({rows()}, std::numeric_limits<double>::infinity(), at::kDouble));
+}
 
 double KMeansData::include(const at::Tensor& points) {
   // Many points: the nearest of them is found in float32 at the rate of a matrix product.
@@ -128,12 +110,12 @@ double KMeansData::include(const at::Tensor& points) {
     const Partial sum = run("kmeans.include", {checked_centres(points, columns())});
     return sum.tensors[0].item<double>();
   }
-  const at::Tensor before = squares_.clone();
+  const at::Tensor before = closest().clone();
   assign(points);
-  distances(points);
-  at::minimum_out(squares_, squares_, before);
+  const at::Tensor nearest = at::minimum(distances(points).squares, before);
+  resident_.put(kSquares, nearest);
   double sum = 0;  // by shards, as tasks add: a sum of everything at once would depend on the number of threads
-  for (const at::Tensor& part : squares_.split(kKMeansGrain)) sum += part.sum().item<double>();
+  for (const at::Tensor& part : nearest.split(kKMeansGrain)) sum += part.sum().item<double>();
   return sum;
 }
 
@@ -155,7 +137,7 @@ double KMeansData::inertia_of(const Partial& partial, const at::Tensor& centres)
 
 double KMeansData::mean_variance(const Partial& partial) const {
   const at::Tensor mean = shifted_sums(partial).sum(0) / partial.weight;
-  const double square = total_square_ / partial.weight - mean.square().sum().item<double>();
+  const double square = total_square_ / static_cast<double>(rows()) - mean.square().sum().item<double>();
   return std::max(0.0, square) / static_cast<double>(columns());
 }
 

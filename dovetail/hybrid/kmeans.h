@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -18,14 +19,20 @@ class Runtime;
 /// Rows of a shard of k-means: fixed, so that sums are the same bits for any number of threads. Small enough that torch
 /// adds as many numbers on one thread.
 constexpr int64_t kKMeansGrain = 16384;
+/// Of a mini-batch.
+constexpr int64_t kKMeansBatchGrain = 1024;
 
 /// Rows to cluster, with what every iteration needs of them: how far each is from a point near all of them, and its
 /// label. N rows of D columns, K centres.
 ///
 /// Tasks `kmeans.norms`, `kmeans.assign`, `kmeans.distances`, `kmeans.potentials` and `kmeans.include` run on its
-/// shards: on the executors of a runtime (hybrid/runtime.h), or without one on this process' threads (run_task).
+/// shards, `kmeans.batch` on those of a list of its rows: on the executors of a runtime (hybrid/runtime.h), or without
+/// one on this process' threads (run_task).
 class KMeansData {
  public:
+  /// Its tensors: x (N, D) float32, norms (N) float32, labels (N) int32, squares (N) float64.
+  enum Tensor : size_t { kX, kNorms, kLabels, kSquares };
+
   /// x (N, D) float32 on the CPU, contiguous, at least one row and one column; kept, never copied. Throws UserError for
   /// anything else, and for a value that is not finite, naming its row and column.
   explicit KMeansData(const at::Tensor& x, std::shared_ptr<Runtime> runtime = nullptr);
@@ -34,6 +41,10 @@ class KMeansData {
   /// Returns {sums of the rows of each centre (K, D) float64, their number (K) int64, labels that changed () int64} of
   /// weight N.
   Partial assign(const at::Tensor& centres);
+
+  /// The same of some rows (B) int64 only, whose labels stay as they are: {sums, their number, inertia () float64} of
+  /// weight B.
+  Partial assign_batch(const at::Tensor& rows, const at::Tensor& centres) const;
 
   /// |x_i - centres[label_i]|^2 (N), float64, and the sum of it: the inertia. Another pass.
   struct Distances {
@@ -45,7 +56,7 @@ class KMeansData {
   /// What k-means++ asks: the squared distance of each row to the closest of the points so far (N), float64. It lies
   /// where `distances` puts its squares.
   void forget_closest();
-  const at::Tensor& closest() const { return squares_; }
+  at::Tensor closest() const { return resident_.tensor(kSquares); }
   /// The points (M, D), float64, are among them from now on; returns the sum of `closest`.
   double include(const at::Tensor& points);
   /// What that sum would be (M) if one of the points were included.
@@ -55,22 +66,22 @@ class KMeansData {
   /// 1e-15 of the inertia of a single centre: `distances` is exact.
   double inertia_of(const Partial& partial, const at::Tensor& centres) const;
 
-  /// The mean of the columns' variances, out of any partial.
+  /// The mean of the columns' variances, out of any partial; out of one of some rows, an estimate.
   double mean_variance(const Partial& partial) const;
 
   const at::Tensor& x() const { return x_; }
-  const at::Tensor& labels() const { return labels_; }  ///< (N) int32; -1 before the first assignment
-  void forget_labels();                                 ///< -1 again
+  at::Tensor labels() const { return resident_.tensor(kLabels); }  ///< (N) int32; -1 before the first assignment
+  void forget_labels();                                            ///< -1 again
   int64_t rows() const { return x_.size(0); }
   int64_t columns() const { return x_.size(1); }
 
  private:
-  [[noreturn]] void refuse_values() const;
   Partial run(const char* task, const std::vector<at::Tensor>& parameters) const;
+  Partial run(const char* task, const std::vector<at::Tensor>& parameters, const std::vector<Shard>& shards) const;
   /// Per centre, of double: sum over its rows of (x - shift).
   at::Tensor shifted_sums(const Partial& partial) const;
 
-  at::Tensor x_, norms_, labels_, squares_, shift_;
+  at::Tensor x_, shift_;
   ResidentData resident_;
   std::shared_ptr<Runtime> runtime_;
   double total_square_ = 0;  ///< sum of |x - shift|^2
@@ -94,15 +105,15 @@ struct LloydOptions {
 
 struct LloydIteration {
   int64_t iteration = 0;  ///< from 1
-  double inertia = 0;     ///< of the centres before it, by inertia_of
+  double inertia = 0;     ///< of the centres before it, by inertia_of; of a batch, times the rows over those of it
   double shift = 0;       ///< how far the centres moved: the root of the sum of the squares
-  int64_t changed = 0;    ///< labels
+  std::optional<int64_t> changed = {};  ///< labels, where all rows have one
   double seconds = 0;
 };
 
 struct KMeansResult {
   at::Tensor centres;  ///< (K, D) float64
-  at::Tensor labels;   ///< (N) int32, of these centres: those of the data, which its next assignment writes
+  at::Tensor labels;   ///< (N) int32, of these centres: the data's, until it is assigned again
   at::Tensor counts;   ///< (K) int64
   double inertia = 0;
   int64_t iterations = 0;

@@ -1,23 +1,22 @@
 #include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include "dovetail/hybrid/kmeans.h"
 #include "dovetail/hybrid/kmeans_simd.h"
 #include "dovetail/hybrid/task.h"
 
-/// The tasks of k-means on a CPU. Their data: x (N, D) float32, norms (N) float32, labels (N) int32, squares (N)
-/// float64, of which each writes what its name says.
+/// The tasks of k-means on a CPU, on the tensors of KMeansData, of which each writes what its name says.
 namespace dovetail::hybrid {
 namespace {
 
-enum : size_t { kXTensor, kNormsTensor, kLabelsTensor, kSquaresTensor };
-
 struct Rows {
   explicit Rows(const Shard& shard) : tensors(rows_of(shard)) {}
-  const at::Tensor& x() const { return tensors[kXTensor]; }
-  float* norms() const { return tensors[kNormsTensor].mutable_data_ptr<float>(); }
-  int32_t* labels() const { return tensors[kLabelsTensor].mutable_data_ptr<int32_t>(); }
-  double* squares() const { return tensors[kSquaresTensor].mutable_data_ptr<double>(); }
+  const at::Tensor& x() const { return tensors[KMeansData::kX]; }
+  float* norms() const { return tensors[KMeansData::kNorms].mutable_data_ptr<float>(); }
+  int32_t* labels() const { return tensors[KMeansData::kLabels].mutable_data_ptr<int32_t>(); }
+  double* squares() const { return tensors[KMeansData::kSquares].mutable_data_ptr<double>(); }
 
   std::vector<at::Tensor> tensors;
 };
@@ -61,6 +60,19 @@ Partial distances_task(const Parameters& parameters, const Shard& shard) {
   return {{number(inertia)}, static_cast<double>(shard.size)};
 }
 
+/// Parameters as of assign_task. Data: rows (B) int64 of x; no label stays. Partial: as KMeansData::assign_batch.
+Partial batch_task(const Parameters& parameters, const Shard& shard) {
+  const at::Tensor &centres = parameters[0], &shift = parameters[1];
+  const at::Tensor x = whole_of(shard)[0].index_select(0, rows_of(shard)[0]);
+  const ResidentData batch({x, at::empty({shard.size}, at::kFloat), at::zeros({shard.size}, at::kInt),
+                            at::empty({shard.size}, at::kDouble)});
+  const Shard all = batch.shards(shard.size)[0];
+  norms_task({shift}, all);
+  Partial partial = assign_task(parameters, all);
+  partial.tensors[2] = distances_task({centres}, all).tensors[0];
+  return partial;
+}
+
 /// Parameters: points (M, D) float64. Partial: the sums (M) of min(squares, |x - point|^2).
 Partial potentials_task(const Parameters& parameters, const Shard& shard) {
   const Rows rows(shard);
@@ -80,11 +92,12 @@ Partial include_task(const Parameters& parameters, const Shard& shard) {
   return {{number(sum)}, static_cast<double>(shard.size)};
 }
 
-const TaskRegistration kNorms("kmeans.norms", at::kCPU, norms_task, {kNormsTensor});
-const TaskRegistration kAssign("kmeans.assign", at::kCPU, assign_task, {kLabelsTensor});
-const TaskRegistration kDistances("kmeans.distances", at::kCPU, distances_task, {kSquaresTensor});
+const TaskRegistration kNorms("kmeans.norms", at::kCPU, norms_task, {KMeansData::kNorms});
+const TaskRegistration kAssign("kmeans.assign", at::kCPU, assign_task, {KMeansData::kLabels});
+const TaskRegistration kBatch("kmeans.batch", at::kCPU, batch_task);
+const TaskRegistration kDistances("kmeans.distances", at::kCPU, distances_task, {KMeansData::kSquares});
 const TaskRegistration kPotentials("kmeans.potentials", at::kCPU, potentials_task);
-const TaskRegistration kInclude("kmeans.include", at::kCPU, include_task, {kSquaresTensor});
+const TaskRegistration kInclude("kmeans.include", at::kCPU, include_task, {KMeansData::kSquares});
 
 }  // namespace
 }  // namespace dovetail::hybrid

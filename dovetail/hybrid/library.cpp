@@ -5,6 +5,7 @@
 #include <string>
 #include <tuple>
 
+#include "dovetail/hybrid/kmeans_batch.h"
 #include "dovetail/hybrid/kmeans_init.h"
 
 /// torch.classes.dovetail.KMeansData and torch.ops.dovetail.kmeans_*.
@@ -32,6 +33,17 @@ Fit fit(const Data& data, const at::Tensor& centres, int64_t iterations, double 
   return {result.centres, result.labels, result.counts, result.inertia, result.iterations, result.converged};
 }
 
+Fit fit_batches(const Data& data, const at::Tensor& centres, int64_t batch, int64_t iterations, double tolerance,
+                int64_t patience, int64_t seed) {
+  const KMeansResult result = mini_batch(data->data, centres,
+                                         {.batch = batch,
+                                          .iterations = iterations,
+                                          .tolerance = tolerance,
+                                          .patience = patience,
+                                          .seed = static_cast<uint64_t>(seed)});
+  return {result.centres, result.labels, result.counts, result.inertia, result.iterations, result.converged};
+}
+
 at::Tensor init(const Data& data, int64_t num_centres, const std::string& name, int64_t seed) {
   return initial_centres(data->data, num_centres, parse_kmeans_init(name), static_cast<uint64_t>(seed));
 }
@@ -46,6 +58,10 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
   m.def("kmeans_assign", dovetail::hybrid::assign);
   m.def("kmeans_init", dovetail::hybrid::init);
   m.def("kmeans_fit", dovetail::hybrid::fit);
+  m.def("kmeans_fit_batches", dovetail::hybrid::fit_batches);
+  m.def("kmeans_batch_rows", [](int64_t rows, int64_t batch, int64_t iteration, int64_t seed) {
+    return dovetail::hybrid::batch_rows(rows, batch, iteration, static_cast<uint64_t>(seed));
+  });
   m.def("kmeans_labels", [](const Data& data) { return data->data.labels(); });
   m.def("kmeans_distances", [](const Data& data, const at::Tensor& centres) {
     const auto distances = data->data.distances(centres);

@@ -40,7 +40,8 @@ struct TaskRegistration {
 const TaskVariant& find_task(const std::string& name, c10::DeviceType device);
 
 /// The sum of a task's partials over shards of one device, in their order: the same bits for any number of threads.
-/// Shards are handed out to parallel_workers() threads one at a time. Executors of unequal speed: hybrid/runtime.h.
+/// Shards are handed out to parallel_workers() threads one at a time, and what the task writes is written in place: for
+/// data of which no runtime has had any. Executors of unequal speed: hybrid/runtime.h.
 Partial run_task(const std::string& name, const Parameters& parameters, const std::vector<Shard>& shards);
 
 }  // namespace dovetail::hybrid

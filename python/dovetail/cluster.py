@@ -8,7 +8,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 
 class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator):
-    """Lloyd's algorithm. Rows are read as float32, sums and centres are float64.
+    """Lloyd's algorithm, or mini-batches. Rows are read as float32, sums and centres are float64.
 
     Labels are the nearest centres in float64; the result is the same bits for any number of threads
     (``torch.set_num_threads``).
@@ -18,14 +18,29 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
     n_init        runs from different initial centres, of which the one of the smallest inertia is kept.
     max_iter      iterations at most.
     tol           stop when the centres moved by less: squared, tol times the mean variance of the columns.
+                  None: 1e-4, and 0 (never) for mini-batches.
     empty         "reseed": a centre without rows moves to the row farthest from its own; "keep": it stays.
-    random_state  of the initial centres.
+                  None: "reseed", and "keep" for mini-batches, which cannot do the other.
+    batch_size    rows of an iteration, in another random order each time all rows have been used (mini-batch
+                  k-means, Sculley 2010); None: all rows in each.
+    max_no_improvement  mini-batches stop after so many iterations without a better smoothed inertia; None: never.
+    random_state  of the initial centres and of the mini-batches.
 
     Attributes: cluster_centers_ (n_clusters, n_features), labels_, inertia_, n_iter_, n_features_in_.
     """
 
     def __init__(
-        self, n_clusters=8, *, init="k-means++", n_init=1, max_iter=300, tol=1e-4, empty="reseed", random_state=None
+        self,
+        n_clusters=8,
+        *,
+        init="k-means++",
+        n_init=1,
+        max_iter=300,
+        tol=None,
+        empty=None,
+        batch_size=None,
+        max_no_improvement=10,
+        random_state=None,
     ):
         self.n_clusters = n_clusters
         self.init = init
@@ -33,6 +48,8 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         self.max_iter = max_iter
         self.tol = tol
         self.empty = empty
+        self.batch_size = batch_size
+        self.max_no_improvement = max_no_improvement
         self.random_state = random_state
 
     def fit(self, X, y=None):
@@ -45,10 +62,9 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         data = torch.ops.dovetail.kmeans_data(X)
         best = None
         for _ in range(self.n_init):
-            start = self._start(data, int(random.randint(np.iinfo(np.int32).max)))
-            run = torch.ops.dovetail.kmeans_fit(data, start, self.max_iter, self.tol, self.empty)
+            run = self._run(data, int(random.randint(np.iinfo(np.int32).max)))
             if best is None or run[3] < best[3]:
-                best = (run[0], run[1].clone(), *run[2:])  # the next run writes its labels in the same place
+                best = run
         centres, labels, _, self.inertia_, self.n_iter_, _ = best
         self.cluster_centers_, self.labels_ = centres.numpy(), labels.numpy()
         self._n_features_out = self.n_clusters
@@ -77,6 +93,18 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         data, centres = torch.ops.dovetail.kmeans_data(self._rows(X)), self._centres()
         torch.ops.dovetail.kmeans_assign(data, centres)
         return -torch.ops.dovetail.kmeans_distances(data, centres)[1]
+
+    def _run(self, data, seed: int):
+        start = self._start(data, seed)
+        if self.batch_size is None:
+            tol = 1e-4 if self.tol is None else self.tol
+            return torch.ops.dovetail.kmeans_fit(data, start, self.max_iter, tol, self.empty or "reseed")
+        if self.empty not in (None, "keep"):
+            raise ValueError(f'empty="{self.empty}" does not go with batch_size: mini-batches keep such centres')
+        patience = 0 if self.max_no_improvement is None else self.max_no_improvement
+        return torch.ops.dovetail.kmeans_fit_batches(
+            data, start, self.batch_size, self.max_iter, self.tol or 0.0, patience, seed
+        )
 
     def _rows(self, X, reset: bool = False) -> torch.Tensor:
         X = validate_data(self, X, reset=reset, dtype=np.float32, order="C", copy=False)

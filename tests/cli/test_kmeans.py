@@ -121,6 +121,34 @@ def test_executors_change_nothing_but_who_computes(tmp_path):
         assert "rows of cpu:1" in (tmp_path / "b/report.html").read_text()
 
 
+def test_mini_batches_come_near_and_are_the_same_bits_on_executors(tmp_path):
+    x = clouds(rows=20_000)
+    np.save(tmp_path / "x.npy", x)
+    words = ["kmeans", "--data", "x.npy", "--k", 5, "--seed", 2]
+    full = dovetail_json(*words, "--out", "a", folder=tmp_path)
+    table, words = words, [*words, "--batch", 5000]
+    alone = dovetail_json(*words, "--out", "b", folder=tmp_path)
+    assert alone["batch"] == 5000
+    assert alone["inertia"] < 1.01 * full["inertia"]
+    assert sum(alone["counts"]) == len(x)
+    steps = [json.loads(line) for line in (tmp_path / "b/iterations.jsonl").read_text().splitlines()]
+    assert len(steps) == alone["iterations"]
+    assert all("changed" not in step and abs(step["inertia"] / full["inertia"] - 1) < 0.1 for step in steps[3:])
+    names = ",".join(["cpu:1"] * min(2, len(os.sched_getaffinity(0))))
+    shared = dovetail_json(*words, "--executors", names, "--out", "c", folder=tmp_path)
+    assert shared["inertia"] == alone["inertia"]
+    assert (tmp_path / "b/centres.csv").read_bytes() == (tmp_path / "c/centres.csv").read_bytes()
+    three = dovetail_json(*words, "--patience", 0, "--iterations", 3, "--out", "d", folder=tmp_path)
+    assert (three["iterations"], three["converged"]) == (3, False)
+    assert "--batch 5000 --patience 0" in (tmp_path / "d/report.html").read_text()
+    for more, message in [
+        (["--batch", 5000, "--empty", "reseed"], "--empty reseed looks for the farthest of all rows"),
+        (["--batch", 20_001], "batches of 20001 rows of 20000"),
+        (["--patience", 3], "--patience is about mini-batches"),
+    ]:
+        assert message in dovetail(*table, *more, folder=tmp_path, code=2).stderr
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -198,7 +226,7 @@ def test_the_report_shows_the_clusters(tmp_path):
     assert html.count("<circle") == 300
     assert html.count('stroke="var(--ink)"') == 3
     assert "component 1" in html
-    assert "Inertia by iteration" in html
+    assert "By iteration: inertia" in html
     assert "<x>" not in html, "not escaped"
     lines = [json.loads(line) for line in (tmp_path / result["folder"] / "iterations.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, result["iterations"] + 1))

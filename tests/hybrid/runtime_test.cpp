@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <future>
 #include <map>
 #include <mutex>
 #include <random>
@@ -44,10 +45,10 @@ const TaskRegistration kAdvance("test.advance", at::kCPU, advance, {1});
 
 struct Numbers {
   explicit Numbers(int64_t rows, uint64_t seed = 1)
-      : x(normal({rows}, seed, at::kDouble)), state(normal({rows}, seed + 1, at::kDouble)), resident({x, state}) {}
+      : resident({normal({rows}, seed, at::kDouble), normal({rows}, seed + 1, at::kDouble)}) {}
   std::vector<Shard> shards() const { return resident.shards(7); }
+  at::Tensor state() const { return resident.tensor(1); }
 
-  at::Tensor x, state;
   ResidentData resident;
 };
 
@@ -74,7 +75,7 @@ void expect_same_as_run_task(Runtime& runtime, int64_t jobs, int64_t rows) {
     ASSERT_EQ(sum.tensors[0].item<double>(), expected.tensors[0].item<double>()) << "job " << i;
     ASSERT_EQ(sum.weight, expected.weight);
   }
-  EXPECT_TRUE(at::equal(ours.state, theirs.state));
+  EXPECT_TRUE(at::equal(ours.state(), theirs.state()));
 }
 
 TEST(Runtime, HasTheBitsOfRunTask) {
@@ -184,7 +185,83 @@ TEST(Runtime, DropsWhatAHungExecutorDeliversInALaterJob) {
   int64_t i = 0;
   while (!released) both(i++);
   for (const int64_t end = i + 20; i < end;) both(i++);
-  EXPECT_TRUE(at::equal(ours.state, theirs.state));
+  EXPECT_TRUE(at::equal(ours.state(), theirs.state()));
+}
+
+/// Executor 1 sleeps before a shard of the job that is begun after `arm`, until `wake`; what it computes then is kept.
+class LateReader {
+ public:
+  RuntimeOptions options() {
+    return {.scheduling = {.min_lease_s = 0.001, .first_lease_s = 0.3},
+            .binding = kUnbound,
+            .around = [this](size_t executor, int64_t shard, const std::function<ShardResult()>& work) {
+              const bool late = executor == 1 && armed_.exchange(false);
+              while (late && !awake_) pause(0.001);
+              auto results = once(work);
+              if (late) came_.set_value({shard, results[0]});
+              return results;
+            }};
+  }
+  void arm() { armed_ = true; }
+  bool slept() const { return !armed_; }
+  std::pair<int64_t, ShardResult> wake() {
+    awake_ = true;
+    return came_.get_future().get();
+  }
+
+ private:
+  std::atomic<bool> armed_ = false, awake_ = false;
+  std::promise<std::pair<int64_t, ShardResult>> came_;
+};
+
+Partial read(const Parameters& parameters, const Shard& shard) {
+  const auto rows = rows_of(shard);
+  return {{rows[1].sum() * parameters[0]}, static_cast<double>(shard.size)};
+}
+const TaskRegistration kRead("test.read", at::kCPU, read);
+
+TEST(Runtime, LetsALateThreadReadWhatItsJobBeganWith) {
+  for (const char* task : {"test.read", "test.advance"}) {
+    LateReader late;
+    Runtime runtime(executors({1, 1}), late.options());
+    Numbers numbers(100);
+    const at::Tensor parameter = factor(1);
+    for (int i = 0; i < 3; ++i) runtime.run(task, {parameter}, numbers.shards());
+    at::Tensor before;
+    late.arm();
+    for (int i = 0; !late.slept(); ++i) {
+      ASSERT_LT(i, 1000);
+      before = numbers.state().clone();
+      runtime.run(task, {parameter}, numbers.shards());
+    }
+    parameter.fill_(7);
+    for (int i = 0; i < 2; ++i) runtime.run("test.advance", {factor(i)}, numbers.shards());
+    ASSERT_FALSE(at::equal(numbers.state(), before));
+    const auto [shard, result] = late.wake();
+    ResidentData old({at::zeros_like(before), before});
+    old.put(0, rows_of(numbers.resident.shards(100)[0], 0));
+    const Partial expected = find_task(task, at::kCPU).run({factor(1)}, old.shards(7)[static_cast<size_t>(shard)]);
+    EXPECT_EQ(result.partial.tensors[0].item<double>(), expected.tensors[0].item<double>()) << task;
+  }
+}
+
+TEST(KMeans, LetsALateThreadReadTheLabelsOfItsJob) {
+  const at::Tensor x = raw_features(4 * kKMeansGrain, 3, 8, 1), centres = some_rows(x, 8);
+  LateReader late;
+  KMeansData data(x, std::make_shared<Runtime>(executors({1, 1}), late.options()));
+  data.assign(centres);
+  for (int i = 0; i < 3; ++i) data.distances(centres);
+  const at::Tensor squares = data.distances(centres).squares.clone();
+  late.arm();
+  for (int i = 0; !late.slept(); ++i) {
+    ASSERT_LT(i, 1000);
+    data.distances(centres);
+  }
+  data.forget_labels();
+  data.assign(centres + 1);
+  data.forget_closest();
+  const auto [shard, result] = late.wake();
+  EXPECT_TRUE(at::equal(result.rows[0], squares.narrow(0, shard * kKMeansGrain, kKMeansGrain)));
 }
 
 TEST(Runtime, RethrowsWhatFailsEverywhereAndGoesOn) {
@@ -202,6 +279,7 @@ TEST(Runtime, RethrowsWhatFailsEverywhereAndGoesOn) {
     EXPECT_STREQ(error.what(), "shard 3 is bad");
     EXPECT_EQ(error.help(), "mend it");
   }
+  EXPECT_TRUE(at::equal(numbers.state(), Numbers(100).state())) << "a job that failed left something";
   bad = false;
   expect_same_as_run_task(runtime, 3, 100);
   set_log_level(LogLevel::kInfo);
@@ -308,7 +386,10 @@ TEST(KMeans, HasTheSameBitsOnExecutorsThatFail) {
   const at::Tensor x = raw_features(5 * kKMeansGrain / 2, 5, 8, 1);
   const at::Tensor centres = some_rows(x, 8);
   KMeansData alone(x);
-  const KMeansResult expected = lloyd(alone, centres, {.iterations = 6});
+  std::vector<int64_t> changed, expected_changed;
+  const KMeansResult expected = lloyd(alone, centres, {.iterations = 6}, [&](const LloydIteration& line) {
+    expected_changed.push_back(line.changed.value());
+  });
   Faults faults;
   KMeansData shared(
       x, std::make_shared<Runtime>(
@@ -316,9 +397,9 @@ TEST(KMeans, HasTheSameBitsOnExecutorsThatFail) {
              RuntimeOptions{.scheduling = {.min_lease_s = 0.003, .max_misses = 1 << 20, .max_attempts = 1 << 20},
                             .binding = kUnbound,
                             .around = std::ref(faults)}));
-  std::vector<int64_t> changed;
-  const KMeansResult result =
-      lloyd(shared, centres, {.iterations = 6}, [&](const LloydIteration& line) { changed.push_back(line.changed); });
+  const KMeansResult result = lloyd(shared, centres, {.iterations = 6},
+                                    [&](const LloydIteration& line) { changed.push_back(line.changed.value()); });
+  EXPECT_EQ(changed, expected_changed);
   EXPECT_TRUE(at::equal(result.centres, expected.centres));
   EXPECT_TRUE(at::equal(result.labels, expected.labels));
   EXPECT_EQ(result.inertia, expected.inertia);

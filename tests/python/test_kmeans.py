@@ -59,12 +59,52 @@ def test_takes_the_best_of_several_runs_and_repeats_itself():
     assert (again.cluster_centers_ == best.cluster_centers_).all()
 
 
+@pytest.mark.parametrize("batch", [64, 200, 800])
+def test_mini_batches_do_what_scikit_learn_does_with_the_same_batches(batch):
+    x, k, iterations = clouds(), 6, 11
+    start = x[:k].astype(np.float64)
+    ours = dovetail.KMeans(
+        k, init=start, batch_size=batch, max_iter=iterations, max_no_improvement=None, random_state=3
+    ).fit(x)
+    assert ours.n_iter_ == iterations
+    oracle = cluster.MiniBatchKMeans(k, init=start, n_init=1, reassignment_ratio=0)
+    seed, seen = int(np.random.RandomState(3).randint(np.iinfo(np.int32).max)), []
+    for i in range(iterations):
+        rows = torch.ops.dovetail.kmeans_batch_rows(len(x), batch, i, seed).numpy()
+        oracle.partial_fit(x[rows].astype(np.float64))
+        seen.append(rows)
+    np.testing.assert_allclose(ours.cluster_centers_, oracle.cluster_centers_, rtol=1e-9, atol=1e-9)
+    assert (ours.labels_ == oracle.predict(x.astype(np.float64))).all()
+    assert ours.inertia_ == pytest.approx(-oracle.score(x.astype(np.float64)), rel=1e-9)
+    once = np.concatenate(seen)[: len(x)]
+    assert len(np.unique(once)) == len(once), "a row comes again before all have come"
+
+
+def test_mini_batches_stop_when_nothing_gets_better():
+    x = clouds(rows=4000)
+    long = dovetail.KMeans(6, batch_size=256, max_no_improvement=None, max_iter=150, random_state=0).fit(x)
+    short = dovetail.KMeans(6, batch_size=256, random_state=0).fit(x)
+    loose = dovetail.KMeans(6, batch_size=256, tol=1e-3, max_no_improvement=None, random_state=0).fit(x)
+    full = dovetail.KMeans(6, random_state=0).fit(x)
+    assert long.n_iter_ == 150
+    assert 10 < short.n_iter_ < 150
+    assert loose.n_iter_ < 150
+    assert short.inertia_ < 1.01 * full.inertia_
+
+
 def test_is_the_same_bits_for_any_number_of_threads():
     x = np.random.default_rng(0).standard_normal((40_000, 7), dtype=np.float32)
     before, fits = torch.get_num_threads(), []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         fits.append(dovetail.KMeans(20, init="k-means-parallel", random_state=1, max_iter=5).fit(x))
+    torch.set_num_threads(before)
+    for batch_size in (700, 20_000):
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            other = dovetail.KMeans(20, init="first", batch_size=batch_size, random_state=1, max_iter=5).fit(x)
+            same = other if threads == 1 else same
+            assert (other.cluster_centers_ == same.cluster_centers_).all()
     torch.set_num_threads(before)
     for fit in fits:
         assert (fit.cluster_centers_ == fits[0].cluster_centers_).all()
@@ -87,6 +127,10 @@ def test_refuses_by_name():
         dovetail.KMeans(3, init="best").fit(x)
     with pytest.raises(ValueError, match="init has shape"):
         dovetail.KMeans(3, init=np.zeros((2, 10))).fit(x)
+    with pytest.raises(ValueError, match="does not go with batch_size"):
+        dovetail.KMeans(3, empty="reseed", batch_size=10).fit(x)
+    with pytest.raises(RuntimeError, match="batches of 51 rows of 50"):
+        dovetail.KMeans(3, batch_size=51).fit(x)
     with pytest.raises(RuntimeError, match="no way of empty clusters is named"):
         dovetail.KMeans(3, empty="drop").fit(x)
     with pytest.raises(AttributeError, match="no attribute 'KMedoids'"):

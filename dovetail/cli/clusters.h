@@ -1,0 +1,21 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+
+#include "dovetail/hybrid/kmeans.h"
+
+namespace dovetail::cli {
+
+/// Initial centres (K, D) by the value of --init: a name of hybrid::KMeansInit, or a table of K rows.
+at::Tensor centres_by(const std::string& init, hybrid::KMeansData& data, int64_t num_centres, int64_t seed);
+
+/// Rows of a picture and of a silhouette: all, or 2000 that the seed draws.
+struct RowSample {
+  at::Tensor x, labels;
+};
+RowSample sample_rows(const at::Tensor& x, const at::Tensor& labels, int64_t seed);
+
+}  // namespace dovetail::cli

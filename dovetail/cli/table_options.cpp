@@ -1,0 +1,169 @@
+#include "dovetail/cli/table_options.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <charconv>
+#include <iterator>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "dovetail/base/cache_folder.h"
+#include "dovetail/base/error.h"
+#include "dovetail/base/file.h"
+#include "dovetail/base/log.h"
+#include "dovetail/base/machine.h"
+#include "dovetail/cli/output.h"
+
+namespace dovetail::cli {
+namespace {
+
+const std::map<std::string, BadValues> kBadValues = {
+    {"zero", BadValues::kZero}, {"skip", BadValues::kSkip}, {"error", BadValues::kError}};
+
+/// "0,3" as numbers.
+std::vector<int64_t> parse_columns(const std::string& text) {
+  std::vector<int64_t> columns;
+  for (const char *at = text.data(), *end = at + text.size(); at < end;) {
+    int64_t column = 0;
+    const auto [next, error] = std::from_chars(at, end, column);
+    if (error != std::errc() || (next != end && *next != ',') || next + 1 == end)
+      throw UserError(fmt::format("--drop-columns: \"{}\" is no list of columns", text), "for example: 0,3");
+    columns.push_back(column);
+    at = next + 1;
+  }
+  return columns;
+}
+
+std::string csv_field(const std::string& name) {
+  if (name.find_first_of(",\"\r\n") == std::string::npos) return name;
+  std::string quoted = "\"";
+  for (const char c : name) quoted += c == '"' ? "\"\"" : std::string(1, c);
+  return quoted + "\"";
+}
+
+}  // namespace
+
+void TableOptions::declare_data(Arguments& arguments) {
+  arguments
+      .option("--data", "FILE", &data_,
+              "Table: .parquet, .csv, .tsv, .npy; any other name: text with blanks between numbers")
+      .is_required()
+      .completes(Completion::kFile);
+  arguments.option("--drop-columns", "LIST", &drop_columns_, "Columns to leave out, from 0, such as 0,3");
+  arguments.option("--bad-values", "WHAT", &bad_values_, "What is no number: error, zero, or skip its row (error)")
+      .one_of({"error", "zero", "skip"});
+}
+
+void TableOptions::declare_workers(Arguments& arguments) {
+  arguments.option("--threads", "N", &threads_, "Threads; 0: as torch has them (0)").range(0, 4096);
+  arguments.option("--executors", "LIST", &executors_,
+                   "Executors that share the rows by their measured speeds, each of so many threads on cores of its "
+                   "own, such as cpu:2,cpu:1 (none: --threads share them alike)");
+  arguments
+      .option("--share", "HOW", &share_,
+              "Among executors: stealing (by speed, and who is done helps), affine (by speed), or static (by threads) "
+              "(stealing)")
+      .one_of({"stealing", "affine", "static"});
+  arguments
+      .option("--verify", "N", &verify_,
+              "Of every N pieces of work compute one on two executors and compare; 0: none (0)")
+      .range(0, 1e9);
+}
+
+void TableOptions::check() const {
+  if (executors_.empty()) {
+    user_check(share_.empty() && verify_ == 0, "--share and --verify are about --executors, of which there are none");
+    return;
+  }
+  hybrid::parse_executors(executors_);
+  user_check(threads_ == 0, "--threads: executors have threads of their own; give only --executors {}", executors_);
+}
+
+Matrix TableOptions::read() const {
+  if (threads_ > 0) at::set_num_threads(static_cast<int>(threads_));
+  Matrix matrix =
+      read_matrix(data_, {.bad_values = kBadValues.at(bad_values_), .drop_columns = parse_columns(drop_columns_)});
+  if (matrix.num_bad > 0) {
+    log_warning("{}: {} bad values, {}", data_, format_grouped(matrix.num_bad),
+                bad_values_ == "zero" ? std::string("0 in their place")
+                                      : fmt::format("{} rows left out", format_grouped(std::ssize(matrix.left_out))));
+    for (const std::string& bad : matrix.first_bad) log_info("  {}", bad);
+  }
+  return matrix;
+}
+
+std::shared_ptr<hybrid::Runtime> TableOptions::make_runtime() const {
+  if (executors_.empty()) return nullptr;
+  hybrid::SchedulerOptions scheduling{.verify_every = verify_};
+  if (!share_.empty()) scheduling.policy = hybrid::parse_share_policy(share_);
+  return std::make_shared<hybrid::Runtime>(
+      hybrid::parse_executors(executors_),
+      hybrid::RuntimeOptions{.scheduling = scheduling, .speeds = cache_folder("speeds")});
+}
+
+void TableOptions::finish(hybrid::Runtime* runtime, nlohmann::ordered_json& result) {
+  if (!runtime) return;
+  auto& list = result["executors"] = nlohmann::ordered_json::array();
+  for (const auto& report : runtime->report()) {
+    list.push_back({{"name", report.name}, {"rows", report.rows}});
+    if (report.left_out) list.back()["left_out"] = *report.left_out;
+  }
+  runtime->save_speeds();
+}
+
+std::vector<std::pair<std::string, std::string>> TableOptions::executor_figures(const nlohmann::ordered_json& result) {
+  std::vector<std::pair<std::string, std::string>> list;
+  for (const auto& executor : result.value("executors", nlohmann::ordered_json::array()))
+    list.emplace_back("rows of " + executor.at("name").get<std::string>(),
+                      format_grouped(executor.at("rows")) +
+                          (executor.contains("left_out") ? ", left out: " + executor.at("left_out").get<std::string>()
+                                                         : std::string()));
+  return list;
+}
+
+std::string TableOptions::data_words() const {
+  std::string words = fmt::format("--data {} --bad-values {}", data_, bad_values_);
+  if (!drop_columns_.empty()) words += " --drop-columns " + drop_columns_;
+  return words;
+}
+
+std::string TableOptions::worker_words() const {
+  std::string words;
+  if (!executors_.empty()) words += " --executors " + executors_;
+  if (!share_.empty()) words += " --share " + share_;
+  if (verify_ > 0) words += fmt::format(" --verify {}", verify_);
+  return words;
+}
+
+void write_table(const std::filesystem::path& path, const std::vector<std::string>& columns, const at::Tensor& rows) {
+  std::string text;
+  for (size_t i = 0; i < columns.size(); ++i) text += (i > 0 ? "," : "") + csv_field(columns[i]);
+  text += "\n";
+  const auto* value = rows.const_data_ptr<double>();
+  for (int64_t c = 0; c < rows.size(0); ++c) {
+    for (int64_t p = 0; p < rows.size(1); ++p)
+      fmt::format_to(std::back_inserter(text), "{}{}", p > 0 ? "," : "", *value++);
+    text += "\n";
+  }
+  write_file_atomically(path, text);
+}
+
+void write_labels(const std::filesystem::path& path, const at::Tensor& labels, const std::vector<int64_t>& left_out) {
+  constexpr size_t kPieceBytes = size_t{1} << 20;
+  AtomicFile file(path);
+  std::string text = "row,label\n";
+  auto skip = left_out.begin();
+  const auto* label = labels.const_data_ptr<int32_t>();
+  for (int64_t i = 0, row = 0; i < labels.numel(); ++i, ++row) {
+    for (; skip != left_out.end() && *skip == row; ++skip) ++row;
+    fmt::format_to(std::back_inserter(text), "{},{}\n", row, label[i]);
+    if (text.size() < kPieceBytes) continue;
+    file.write(text);
+    text.clear();
+  }
+  file.write(text);
+  file.commit();
+}
+
+}  // namespace dovetail::cli

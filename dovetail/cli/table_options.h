@@ -1,0 +1,51 @@
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dovetail/cli/command.h"
+#include "dovetail/data/matrix.h"
+#include "dovetail/hybrid/runtime.h"
+
+namespace dovetail::cli {
+
+/// The options of commands that work on the rows of a table: which rows, and who computes.
+class TableOptions {
+ public:
+  void declare_data(Arguments& arguments);
+  void declare_workers(Arguments& arguments);
+  /// UserError for options that do not go together.
+  void check() const;
+
+  /// Sets the number of threads and reads the table; bad values are in the log.
+  Matrix read() const;
+  /// Null where no executors are asked for: this process' threads share the rows alike.
+  std::shared_ptr<hybrid::Runtime> make_runtime() const;
+  /// Adds the executors' rows to a result, and keeps their speeds. Does nothing without executors.
+  static void finish(hybrid::Runtime* runtime, nlohmann::ordered_json& result);
+  /// What such a result says of its executors, as label and value.
+  static std::vector<std::pair<std::string, std::string>> executor_figures(const nlohmann::ordered_json& result);
+
+  const std::string& data() const { return data_; }
+  /// The name of the table without folder and extension.
+  std::string stem() const { return std::filesystem::path(data_).stem().string(); }
+  /// These options as they were given.
+  std::string data_words() const, worker_words() const;
+
+ private:
+  std::string data_, drop_columns_, bad_values_ = "error", executors_, share_;
+  int64_t threads_ = 0, verify_ = 0;
+};
+
+/// The rows as text, "a,b" after the columns' names.
+void write_table(const std::filesystem::path& path, const std::vector<std::string>& columns, const at::Tensor& rows);
+
+/// "row,label": rows of the file from 0; those that were left out have no line.
+void write_labels(const std::filesystem::path& path, const at::Tensor& labels, const std::vector<int64_t>& left_out);
+
+}  // namespace dovetail::cli
