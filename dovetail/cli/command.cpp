@@ -32,10 +32,11 @@ Argument& Arguments::remainder(std::string name, std::vector<std::string>& targe
 
 std::vector<std::unique_ptr<Command>> all_commands() {
   std::vector<std::unique_ptr<Command>> commands;
-  for (const auto make : {make_train_command, make_eval_command, make_generate_command, make_prepare_command,
-                          make_inspect_command, make_report_command, make_config_command, make_doctor_command,
-                          make_launch_command, make_bench_command, make_simulate_command, make_plan_command,
-                          make_kmeans_command, make_export_command, make_import_command, make_completions_command}) {
+  for (const auto make :
+       {make_train_command, make_eval_command, make_generate_command, make_prepare_command, make_inspect_command,
+        make_report_command, make_config_command, make_doctor_command, make_launch_command, make_bench_command,
+        make_simulate_command, make_plan_command, make_kmeans_command, make_fit_command, make_export_command,
+        make_import_command, make_completions_command}) {
     commands.push_back(make());
   }
   return commands;

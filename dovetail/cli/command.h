@@ -80,6 +80,7 @@ std::unique_ptr<Command> make_bench_command();
 std::unique_ptr<Command> make_simulate_command();
 std::unique_ptr<Command> make_plan_command();
 std::unique_ptr<Command> make_kmeans_command();
+std::unique_ptr<Command> make_fit_command();
 std::unique_ptr<Command> make_export_command();
 std::unique_ptr<Command> make_import_command();
 std::unique_ptr<Command> make_completions_command();

@@ -11,7 +11,7 @@ from cli import dovetail, dovetail_json
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
     "train", "eval", "generate", "prepare", "inspect", "report", "config", "doctor", "launch", "bench", "simulate",
-    "plan", "kmeans", "export", "import", "completions",
+    "plan", "kmeans", "fit", "export", "import", "completions",
 ]  # fmt: skip
 
 
