@@ -94,6 +94,14 @@ Partition partition(int64_t rows, std::span<const DeviceCost> devices, int64_t g
   const auto offer = [&](size_t i) {
     if (share[i] < most[i]) next.emplace(seconds_for(devices[i], share[i] + 1, grain), i);
   };
+  // Speeds of very different sizes leave no digits of T for some shares: the device that is done last gives grains
+  // back.
+  for (; left < 0; ++left) {
+    size_t last = 0;
+    for (size_t i = 1; i < devices.size(); ++i)
+      if (seconds_for(devices[i], share[i], grain) > seconds_for(devices[last], share[last], grain)) last = i;
+    --share[last];
+  }
   for (size_t i = 0; i < devices.size(); ++i) offer(i);
   for (; left > 0; --left) {
     const size_t i = std::get<1>(next.top());

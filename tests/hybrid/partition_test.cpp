@@ -135,6 +135,15 @@ TEST(Partition, LeavesOutADeviceThatWouldBeLast) {
   EXPECT_GT(partition(100000, devices, 10).rows[1], 90000) << "but not of a larger job";
 }
 
+TEST(Partition, HandsOutEveryGrainOnceWhateverTheSpeeds) {
+  // A device whose times told no slope: T has no digits left for the shares of the others.
+  const std::vector<DeviceCost> devices = {
+      {.start_s = 0.105, .row_s = 1.58603e-20}, {.row_s = 6.62498e-06}, {.row_s = 1.10991e-05}};
+  const Partition best = partition(40000, devices, 250);
+  EXPECT_EQ(std::accumulate(best.rows.begin(), best.rows.end(), int64_t{0}), 40000);
+  EXPECT_NEAR(best.seconds, best_of_all(160, devices, 250), 1e-9);
+}
+
 TEST(Partition, GivesTheShortGrainToTheLast) {
   EXPECT_EQ(partition(25, std::vector<DeviceCost>{{.row_s = 1}, {.row_s = 1}}, 10).rows, (std::vector<int64_t>{20, 5}));
   EXPECT_EQ(partition(0, std::vector<DeviceCost>{{.row_s = 1}}, 10).rows, (std::vector<int64_t>{0}));
