@@ -24,6 +24,13 @@ Argument& Arguments::flag(std::string name, bool& target, std::string help) {
   return list_.back();
 }
 
+void Arguments::add_only_for(const std::string& first, const Arguments& others) {
+  for (const Argument& argument : others.list()) {
+    list_.push_back(argument);
+    list_.back().only_for = first;
+  }
+}
+
 Argument& Arguments::remainder(std::string name, std::vector<std::string>& target, std::string help) {
   list_.push_back(
       {.kind = Argument::Kind::kRemainder, .name = std::move(name), .help = std::move(help), .target = &target});

@@ -28,6 +28,7 @@ struct Argument {
   double high = std::numeric_limits<double>::infinity();
   std::vector<std::string> choices;
   Completion completion = Completion::kNone;
+  std::string only_for = {};  ///< a value of the command's first positional, with any other of which it is refused
 
   Argument& is_required() { return required = true, *this; }
   Argument& range(double lowest, double highest) { return low = lowest, high = highest, *this; }
@@ -41,6 +42,8 @@ class Arguments {
   Argument& positional(std::string name, Argument::Target target, std::string help);
   Argument& option(std::string name, std::string value_name, Argument::Target target, std::string help);
   Argument& flag(std::string name, bool& target, std::string help);
+  /// Those that belong to one value of the first positional: required, and accepted, with that value alone.
+  void add_only_for(const std::string& first, const Arguments& others);
   /// Everything from the first word that is no option of this command, unparsed.
   Argument& remainder(std::string name, std::vector<std::string>& target, std::string help);
 

@@ -79,8 +79,9 @@ void declare_to(CLI::App& app, const Argument& argument) {
     assign(argument, words);
     return true;
   };
-  CLI::Option* option = app.add_option(argument.name, callback, argument.help);
-  option->type_name(argument.value_name)->required(argument.required);
+  const std::string help = argument.only_for.empty() ? argument.help : argument.only_for + ": " + argument.help;
+  CLI::Option* option = app.add_option(argument.name, callback, help);
+  option->type_name(argument.value_name)->required(argument.required && argument.only_for.empty());
   if (std::holds_alternative<std::vector<std::string>*>(argument.target)) {
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     if (argument.kind == Kind::kPositional) option->expected(CLI::detail::expected_max_vector_size);
@@ -120,6 +121,24 @@ void add_command(CLI::App& root, Entry& entry) {
   entry.app = root.add_subcommand(entry.command->name(), entry.command->summary());
   entry.app->footer("Example:\n  " + entry.command->example());
   for (const Argument& argument : entry.arguments.list()) declare_to(*entry.app, argument);
+}
+
+/// Options that belong to one value of the first positional.
+void check_only_for(const Entry& entry) {
+  const std::string command = entry.command->name();
+  const std::vector<Argument>& list = entry.arguments.list();
+  for (const Argument& argument : list) {
+    if (argument.only_for.empty()) continue;
+    const std::string& first = *std::get<std::string*>(list.front().target);
+    const bool given = entry.app->get_option(argument.name)->count() > 0;
+    if (given && argument.only_for != first)
+      throw UserError(fmt::format("{} is an option of `dovetail {} {}`, not of `dovetail {} {}`", argument.name,
+                                  command, argument.only_for, command, first),
+                      fmt::format("see `dovetail {} --help`", command));
+    if (!given && argument.required && argument.only_for == first)
+      throw UserError(fmt::format("dovetail {} {}: {} is required", command, first, argument.name),
+                      "for example: " + entry.command->example());
+  }
 }
 
 void take_remainder(const Entry& entry) {
@@ -173,6 +192,7 @@ Parsed parse_command_line(const std::vector<std::unique_ptr<Command>>& commands,
   const Entry* entry = chosen();
   if (entry == nullptr) throw UserError("no command was given", "see `dovetail --help`");
   take_remainder(*entry);
+  check_only_for(*entry);
   return {.command = entry->command};
 }
 

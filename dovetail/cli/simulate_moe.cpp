@@ -1,3 +1,5 @@
+#include "dovetail/cli/simulate_moe.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,8 +9,6 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
-#include "dovetail/cli/command.h"
-#include "dovetail/cli/line_chart.h"
 #include "dovetail/cli/output.h"
 #include "dovetail/comm/cost_model.h"
 #include "dovetail/comm/payload.h"
@@ -45,119 +45,96 @@ std::vector<std::string> to_row(const moe::LayerTime& time) {
           ms(time.compute_s)};
 }
 
-class SimulateCommand : public Command {
- public:
-  std::string name() const override { return "simulate"; }
-  std::string summary() const override {
-    return "Predict a layer of experts on up to 4096 ranks from a cost model, and choose its plan";
+/// The fastest plans, and of each algorithm the fastest and the plain one.
+Rows table(const std::vector<moe::LayerTime>& times) {
+  Rows rows = {{"all-to-all", "overlap", "r", "shadowed", "forward (ms)", "backward (ms)", "both (ms)",
+                "of which computing (ms)"}};
+  std::map<AllToAllAlgorithm, bool> seen;
+  for (size_t i = 0; i < times.size(); ++i) {
+    const auto& plan = times[i].plan;
+    const bool moves_rows = plan.shards > 0;
+    const bool first = moves_rows && !std::exchange(seen[plan.algorithm], true);
+    const bool plain = plan.overlap == 1 && plan.shards == 1 && plan.shadowed == 0;
+    if (i < kShown || first || plain || !moves_rows) rows.push_back(to_row(times[i]));
   }
-  std::string example() const override {
-    return "dovetail simulate moe --cost cost.json --ranks 64 --experts 64 --plot layer.svg";
-  }
-
-  void declare(Arguments& arguments) override {
-    arguments.positional("what", &what_, "What to simulate: moe").is_required().one_of({"moe"});
-    arguments.option("--cost", "FILE", &cost_, "Cost model, as `dovetail bench comm --out` writes it")
-        .is_required()
-        .completes(Completion::kFile);
-    arguments.option("--ranks", "N", &ranks_, "Ranks").is_required().range(1, 4096);
-    arguments
-        .option("--experts", "E", &experts_,
-                "Experts; of fewer than ranks, the ranks are a multiple (as many as ranks)")
-        .range(1, 1e5);
-    arguments.option("--tokens", "T", &tokens_, "Tokens of a rank (4096)").range(1, 1e8);
-    arguments.option("--width", "C", &width_, "Width of the model (1024)").range(1, 1e6);
-    arguments.option("--hidden", "H", &hidden_, "Hidden width of an expert (4096)").range(1, 1e7);
-    arguments.option("--top-k", "K", &top_k_, "Experts of a token (2)").range(1, 1024);
-    arguments.option("--skew", "Z", &skew_, "Load: expert i in proportion to (i + 1)^-Z (0: even)").range(0, 10);
-    arguments
-        .option("--payload", "NAME", &payload_, "Rows to the experts: fp32, bf16 or mxfp8; others bf16, or fp32 (bf16)")
-        .one_of({"fp32", "bf16", "mxfp8"});
-    arguments.option("--most-shadowed", "S", &most_shadowed_, "Shadow up to this many experts (8)").range(0, 4096);
-    arguments.option("--plot", "FILE", &plot_, "Draw the time by number of ranks (SVG)").completes(Completion::kFile);
-    arguments.flag("--json", json_, "Print the result as JSON");
-  }
-
-  void run() override {
-    const CostModel model = read_cost_model(cost_);
-    const auto load = load_for(static_cast<int>(ranks_));
-    const auto times = moe::simulate_all(model, load, static_cast<int>(most_shadowed_));
-    if (!plot_.empty()) write_file_atomically(plot_, line_chart_svg(draw(model)));
-    if (json_) {
-      Json plans = Json::array();
-      for (const auto& time : times) plans.push_back(to_json(time));
-      print_json({{"simulated_from", model.source}, {"chosen", to_json(times.front())}, {"plans", plans}});
-      return;
-    }
-    print(fmt::format("Simulated, not measured; the costs are: {}\n\n", model.source));
-    print(format_table(table(times), Heading::kFirstRow));
-    print(fmt::format("\nChosen of {} plans: all_to_all {}, overlap {}, r {}, {} shadowed.\n", times.size(),
-                      dovetail::name(times.front().plan.algorithm), times.front().plan.overlap,
-                      times.front().plan.shards, times.front().plan.shadowed));
-  }
-
- private:
-  moe::LayerLoad load_for(int ranks) const {
-    const Payload there = parse_payload(payload_);
-    const Payload back = there == Payload::kFloat32 ? Payload::kFloat32 : Payload::kBFloat16;
-    return {.ranks = ranks,
-            .experts = static_cast<int>(experts_ > 0 ? experts_ : ranks_),
-            .tokens = tokens_,
-            .width = width_,
-            .hidden = hidden_,
-            .top_k = static_cast<int>(top_k_),
-            .row_bytes = static_cast<double>(row_bytes(there, width_, at::kFloat)),
-            .other_row_bytes = static_cast<double>(row_bytes(back, width_, at::kFloat)),
-            .parameter_bytes = there == Payload::kFloat32 ? 4.0 : 2.0,
-            .skew = skew_};
-  }
-
-  /// The fastest plans, and of each algorithm the fastest and the plain one.
-  static Rows table(const std::vector<moe::LayerTime>& times) {
-    Rows rows = {{"all-to-all", "overlap", "r", "shadowed", "forward (ms)", "backward (ms)", "both (ms)",
-                  "of which computing (ms)"}};
-    std::map<AllToAllAlgorithm, bool> seen;
-    for (size_t i = 0; i < times.size(); ++i) {
-      const auto& plan = times[i].plan;
-      const bool moves_rows = plan.shards > 0;
-      const bool first = moves_rows && !std::exchange(seen[plan.algorithm], true);
-      const bool plain = plan.overlap == 1 && plan.shards == 1 && plan.shadowed == 0;
-      if (i < kShown || first || plain || !moves_rows) rows.push_back(to_row(times[i]));
-    }
-    return rows;
-  }
-
-  /// Numbers of ranks that the experts and nodes allow, doubling up to the one that was asked for.
-  LineChart draw(const CostModel& model) const {
-    LineChart chart{.title = "A layer of experts, forward and backward (simulated)",
-                    .subtitle = "costs: " + model.source,
-                    .x_label = "ranks",
-                    .y_label = "ms",
-                    .lines = {{"linear"}, {"2dh"}, {"flexible"}, {"2dh_flexible"}, {"data parallel"}}};
-    for (int ranks = 2; ranks <= ranks_; ranks *= 2) {
-      const auto load = load_for(ranks);
-      const bool fits = (ranks <= load.experts || ranks % load.experts == 0) &&
-                        (ranks <= model.ranks_per_node || ranks % model.ranks_per_node == 0);
-      if (!fits) continue;
-      std::map<size_t, double> fastest;
-      for (const auto& time : moe::simulate_all(model, load, static_cast<int>(most_shadowed_)))
-        fastest.try_emplace(time.plan.shards == 0 ? chart.lines.size() - 1 : static_cast<size_t>(time.plan.algorithm),
-                            time.total_s());
-      for (const auto& [line, seconds] : fastest) chart.lines[line].points.emplace_back(ranks, seconds * 1e3);
-    }
-    user_check(!chart.lines.back().points.empty(),
-               "--plot: no number of ranks from 2 to {} fits the experts and the nodes", ranks_);
-    return chart;
-  }
-
-  std::string what_, cost_, payload_ = "bf16", plot_;
-  int64_t ranks_ = 0, experts_ = 0, tokens_ = 4096, width_ = 1024, hidden_ = 4096, top_k_ = 2, most_shadowed_ = 8;
-  double skew_ = 0;
-  bool json_ = false;
-};
+  return rows;
+}
 
 }  // namespace
 
-std::unique_ptr<Command> make_simulate_command() { return std::make_unique<SimulateCommand>(); }
+void SimulateMoe::declare(Arguments& arguments) {
+  arguments.option("--cost", "FILE", &cost_, "Cost model, as `dovetail bench comm --out` writes it")
+      .is_required()
+      .completes(Completion::kFile);
+  arguments.option("--ranks", "N", &ranks_, "Ranks").is_required().range(1, 4096);
+  arguments
+      .option("--experts", "E", &experts_, "Experts; of fewer than ranks, the ranks are a multiple (as many as ranks)")
+      .range(1, 1e5);
+  arguments.option("--tokens", "T", &tokens_, "Tokens of a rank (4096)").range(1, 1e8);
+  arguments.option("--width", "C", &width_, "Width of the model (1024)").range(1, 1e6);
+  arguments.option("--hidden", "H", &hidden_, "Hidden width of an expert (4096)").range(1, 1e7);
+  arguments.option("--top-k", "K", &top_k_, "Experts of a token (2)").range(1, 1024);
+  arguments.option("--skew", "Z", &skew_, "Load: expert i in proportion to (i + 1)^-Z (0: even)").range(0, 10);
+  arguments
+      .option("--payload", "NAME", &payload_, "Rows to the experts: fp32, bf16 or mxfp8; others bf16, or fp32 (bf16)")
+      .one_of({"fp32", "bf16", "mxfp8"});
+  arguments.option("--most-shadowed", "S", &most_shadowed_, "Shadow up to this many experts (8)").range(0, 4096);
+}
+
+void SimulateMoe::run(const std::string& plot, bool json) const {
+  const CostModel model = read_cost_model(cost_);
+  const auto load = load_for(static_cast<int>(ranks_));
+  const auto times = moe::simulate_all(model, load, static_cast<int>(most_shadowed_));
+  if (!plot.empty()) write_file_atomically(plot, line_chart_svg(draw(model)));
+  if (json) {
+    Json plans = Json::array();
+    for (const auto& time : times) plans.push_back(to_json(time));
+    print_json({{"simulated_from", model.source}, {"chosen", to_json(times.front())}, {"plans", plans}});
+    return;
+  }
+  print(fmt::format("Simulated, not measured; the costs are: {}\n\n", model.source));
+  print(format_table(table(times), Heading::kFirstRow));
+  print(fmt::format("\nChosen of {} plans: all_to_all {}, overlap {}, r {}, {} shadowed.\n", times.size(),
+                    dovetail::name(times.front().plan.algorithm), times.front().plan.overlap, times.front().plan.shards,
+                    times.front().plan.shadowed));
+}
+
+moe::LayerLoad SimulateMoe::load_for(int ranks) const {
+  const Payload there = parse_payload(payload_);
+  const Payload back = there == Payload::kFloat32 ? Payload::kFloat32 : Payload::kBFloat16;
+  return {.ranks = ranks,
+          .experts = static_cast<int>(experts_ > 0 ? experts_ : ranks_),
+          .tokens = tokens_,
+          .width = width_,
+          .hidden = hidden_,
+          .top_k = static_cast<int>(top_k_),
+          .row_bytes = static_cast<double>(row_bytes(there, width_, at::kFloat)),
+          .other_row_bytes = static_cast<double>(row_bytes(back, width_, at::kFloat)),
+          .parameter_bytes = there == Payload::kFloat32 ? 4.0 : 2.0,
+          .skew = skew_};
+}
+
+/// Numbers of ranks that the experts and nodes allow, doubling up to the one that was asked for.
+LineChart SimulateMoe::draw(const CostModel& model) const {
+  LineChart chart{.title = "A layer of experts, forward and backward (simulated)",
+                  .subtitle = "costs: " + model.source,
+                  .x_label = "ranks",
+                  .y_label = "ms",
+                  .lines = {{"linear"}, {"2dh"}, {"flexible"}, {"2dh_flexible"}, {"data parallel"}}};
+  for (int ranks = 2; ranks <= ranks_; ranks *= 2) {
+    const auto load = load_for(ranks);
+    const bool fits = (ranks <= load.experts || ranks % load.experts == 0) &&
+                      (ranks <= model.ranks_per_node || ranks % model.ranks_per_node == 0);
+    if (!fits) continue;
+    std::map<size_t, double> fastest;
+    for (const auto& time : moe::simulate_all(model, load, static_cast<int>(most_shadowed_)))
+      fastest.try_emplace(time.plan.shards == 0 ? chart.lines.size() - 1 : static_cast<size_t>(time.plan.algorithm),
+                          time.total_s());
+    for (const auto& [line, seconds] : fastest) chart.lines[line].points.emplace_back(ranks, seconds * 1e3);
+  }
+  user_check(!chart.lines.back().points.empty(),
+             "--plot: no number of ranks from 2 to {} fits the experts and the nodes", ranks_);
+  return chart;
+}
 
 }  // namespace dovetail::cli

@@ -136,9 +136,9 @@ TEST(Partition, LeavesOutADeviceThatWouldBeLast) {
 }
 
 TEST(Partition, HandsOutEveryGrainOnceWhateverTheSpeeds) {
-  // A device whose times told no slope: T has no digits left for the shares of the others.
+  // A device whose times told next to no slope: T has no digits left for the shares of the others.
   const std::vector<DeviceCost> devices = {
-      {.start_s = 0.105, .row_s = 1.58603e-20}, {.row_s = 6.62498e-06}, {.row_s = 1.10991e-05}};
+      {.start_s = 0.155, .row_s = 0x1p-68}, {.row_s = 1.2e-05}, {.row_s = 1.3e-05}};
   const Partition best = partition(40000, devices, 250);
   EXPECT_EQ(std::accumulate(best.rows.begin(), best.rows.end(), int64_t{0}), 40000);
   EXPECT_NEAR(best.seconds, best_of_all(160, devices, 250), 1e-9);
