@@ -1,6 +1,6 @@
 """What each technique of PICASSO (arXiv 2204.04903) buys in training a recommender, on one rank and on two.
 
-usage: ./dev bench picasso [--rounds N] [--steps N] [--rows N] [--cap MiB] [--result FILE] [--plot FILE.svg]
+usage: ./dev bench picasso [--rounds N] [--steps N] [--rows N] [--cap MiB] [--only PART] [--result FILE] [--plot FILE]
 
 DLRM on generated rows: 26 features of one id each, from a Zipf distribution (1.1) over the permuted rows of tables of
 `--rows` rows of 16, and 4 numbers; batches of 4096 over all ranks. Runs of `dovetail train` whose configs differ in the
@@ -14,10 +14,10 @@ techniques alone take turns within a round, and the best round's median step cou
   tiers  P with rows and state in an eighth of their memory, the others in files: none kept (16 rows of each table),
          hot, lru, lfu, beside the ideal: the share of the accesses that hot counted in as many most frequent rows
 Operators of a step and the share of it in which rows are moved (memory), messages are under way (communication) and the
-dense part computes come from the engine's trace of one step on rank 0. The largest batch is the largest of a ladder
-that trains in a memory control group of `--cap` MiB (needs root): lookups and dense part of all samples at once, the
-dense part in grains of 256, and lookups in micro-batches of 1024 as well. All runs must end with the same loss: to 1e-5
-on two ranks, the same digits on one.
+dense part computes come from the engine's trace of one step on rank 0. The largest batch is found by bisection, to 512
+samples, of those that train three steps in a memory control group of `--cap` MiB (needs root): lookups and dense part
+of all samples at once, the dense part in grains of 256, and lookups in micro-batches of 1024 as well. All runs must end
+with the same loss: to 1e-5 on two ranks, the same digits on one.
 """
 
 import argparse
@@ -26,17 +26,19 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
 import numpy as np
 import pyarrow as pa
+from memory_group import MemoryGroup
 from pyarrow import parquet
-from tiers import MemoryGroup
 
 from runs import DOVETAIL, ROOT, read_lines, read_machine
 
 BATCH, FEATURES, DENSE, DIM = 4096, 26, 4, 16
+GRANULE = 512  # samples to which the largest batch is found
 P, D, K = "embedding.packing=true", f"train.micro_batch={BATCH // 4}", "embedding.groups=4"
 ARMS = {"none": ["embedding.packing=false"], "P": [P], "P+D": [P, D], "P+K": [P, K], "P+D+K": [P, D, K]}
 ARMS["auto"] = [P, "train.micro_batch=auto", "embedding.groups=auto"]
@@ -155,19 +157,34 @@ class Bench:
                     found[name]["ideal_hit_rate"] = float(ideal[1]) / 100
         return found
 
+    def fits(self, batch: int, settings: list[str]) -> bool:
+        group = MemoryGroup(self.options.cap << 20)
+        try:
+            sizes = ["train.steps=3", f"train.batch={batch}"]
+            done = train(self.config, self.out / "fits", 1, [*sizes, *settings], preexec_fn=group.join)
+        finally:
+            group.close()
+        killed = done.returncode == -signal.SIGKILL
+        if done.returncode != 0 and not killed:
+            checked(done)
+        return not killed
+
     def largest_batch(self, settings: list[str]) -> int:
-        batch, best = 8192, 0
-        while batch < self.samples:
-            group = MemoryGroup(self.options.cap << 20)
-            try:
-                sizes = ["train.steps=3", f"train.batch={batch}"]
-                done = train(self.config, self.out / "fits", 1, [*sizes, *settings], preexec_fn=group.join)
-            finally:
-                group.close()
-            if done.returncode != 0:
-                return best
-            best, batch = batch, int(batch * 1.2) // 1024 * 1024
-        return best
+        fits, too_large = 0, self.samples // GRANULE
+        while too_large - fits > 1:
+            middle = (fits + too_large) // 2
+            if self.fits(middle * GRANULE, settings):
+                fits = middle
+            else:
+                too_large = middle
+        return fits * GRANULE
+
+    def largest_batches(self) -> dict[str, int]:
+        return {
+            "at once": self.largest_batch(["recommender.grain=1000000"]),
+            "grains": self.largest_batch([]),
+            "grains, D": self.largest_batch(["train.micro_batch=1024"]),
+        }
 
 
 def report(ranks: int, found: dict[str, dict]) -> None:
@@ -224,27 +241,31 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rows", type=int, default=100_000, help="of a table")
     parser.add_argument("--cap", type=int, default=700, help="MiB of the memory control group")
+    parser.add_argument("--only", choices=["techniques", "batches"], help="the other part is as --result has it")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "runs/picasso")
     parser.add_argument("--result", type=pathlib.Path, help="write the figures here (JSON)")
     parser.add_argument("--plot", type=pathlib.Path, help="draw them here (SVG)")
     options = parser.parse_args()
     options.out = options.out.resolve()
+    if options.only and not (options.result and options.result.exists()):
+        parser.error("--only needs a --result that has the other part")
+    record = json.loads(options.result.read_text()) if options.only else {}
     bench = Bench(options)
-    results = {str(ranks): bench.measure(ranks) for ranks in (1, 2)}
+    if options.only != "batches":
+        record["results"] = {str(ranks): bench.measure(ranks) for ranks in (1, 2)}
+        record["machine"] = read_machine(options.out / "run")["machine"]
+    if options.only != "techniques":
+        record |= {"largest_batch": bench.largest_batches(), "cap_mib": options.cap}
+    results, batches = record["results"], record["largest_batch"]
     for ranks, found in results.items():
         report(int(ranks), found)
-    batches = {
-        "at once": bench.largest_batch(["recommender.grain=1000000"]),
-        "grains": bench.largest_batch([]),
-        "grains, D": bench.largest_batch(["train.micro_batch=1024"]),
-    }
-    print(f"\nlargest batch in {options.cap} MiB: {', '.join(f'{batch} {name}' for name, batch in batches.items())}")
+    print(
+        f"\nlargest batch in {record['cap_mib']} MiB: {', '.join(f'{batch} {name}' for name, batch in batches.items())}"
+    )
     holds = same_results(results["1"], 0) and same_results(results["2"], 1e-5)
     print("all runs end with the same loss" if holds else "LOSSES DIFFER")
     if options.result:
-        machine = read_machine(options.out / "run")["machine"]
-        record = {"results": results, "largest_batch": batches, "cap_mib": options.cap}
-        options.result.write_text(json.dumps(record | {"machine": machine, "holds": holds}, indent=1) + "\n")
+        options.result.write_text(json.dumps(record | {"holds": holds}, indent=1) + "\n")
     if options.plot:
         options.plot.write_text(picture(results, batches))
     sys.exit(0 if holds else 1)

@@ -227,7 +227,10 @@ void run(const Arguments& a) {
     const int64_t first = a.phases[p], last = a.phases[p + 1];
     seconds.clear();
     for (int64_t step = p == 0 ? 0 : a.phases[p - 1]; step < last; ++step) {
-      if (step == first) before = tables.counters();
+      if (step == first) {
+        before = tables.counters();
+        std::cerr << fmt::format("{} {}: steps {} to {} are measured\n", a.side, a.policy, first, last);
+      }
       const Jagged ids = next;
       next = ids_of(a, zipf, step + 1);
       const double took = tables.step(ids, next, gradients[static_cast<size_t>(step) % gradients.size()]);

@@ -128,8 +128,8 @@ void evaluate_recommender(StoredRun stored, const RecommenderEvaluation& options
   for (const TaskRanking& task : validation.tasks) {
     json["tasks"][task.name] = to_json(task);
     rows.push_back(
-        {task.name, fmt::format("AUC {:.4f}, log loss {:.4f}, normalised entropy {:.4f}, calibration {:.3f}{}",
-                                task.metrics.auc, task.metrics.log_loss, task.metrics.normalized_entropy,
+        {task.name, fmt::format("{}, log loss {:.4f}, normalised entropy {:.4f}, calibration {:.3f}{}",
+                                describe_auc(task.metrics), task.metrics.log_loss, task.metrics.normalized_entropy,
                                 task.metrics.calibration, task.gauc ? fmt::format(", GAUC {:.4f}", *task.gauc) : "")});
   }
   rows.push_back(

@@ -137,4 +137,20 @@ std::string counters_line(const embedding::HashedCounters& c) {
       format_grouped(c.refused_full), format_grouped(c.refused_memory), format_grouped(c.refused_candidates));
 }
 
+std::vector<std::string> room_warnings(const embedding::HashedCounters& c) {
+  constexpr double kHighShare = 0.1;
+  const auto accesses =
+      static_cast<double>(c.found + c.not_admitted + c.refused_full + c.refused_memory + c.refused_candidates);
+  std::vector<std::string> warnings;
+  for (const auto& [refused, what] : {std::pair(c.refused_full, "get no row, since max_rows are taken"),
+                                      std::pair(c.refused_memory, "get no row, since max_bytes are taken"),
+                                      std::pair(c.refused_candidates, "are not counted, since max_candidates are")})
+    if (static_cast<double>(refused) > kHighShare * accesses)
+      warnings.push_back(
+          fmt::format("tables without a vocabulary: {:.0f} % of the accesses are of ids that {}; raise it, or let rows "
+                      "leave (embedding.dynamic.eviction)",
+                      100 * static_cast<double>(refused) / accesses, what));
+  return warnings;
+}
+
 }  // namespace dovetail

@@ -37,5 +37,7 @@ nlohmann::ordered_json counters_json(int64_t step, const embedding::HashedCounte
                                      const embedding::HashedCounters& before);
 /// For the log, at the end of a run.
 std::string counters_line(const embedding::HashedCounters& counters);
+/// More than a tenth of the accesses that found no room for their ids, a line for each reason.
+std::vector<std::string> room_warnings(const embedding::HashedCounters& counters);
 
 }  // namespace dovetail

@@ -50,6 +50,7 @@ KeptLines leading_lines(std::string_view text, int64_t last_step) {
 /// The keys of one task, in the line itself where there is one and in "tasks" by name where there are several.
 void put_ranking(nlohmann::ordered_json& line, const TaskRanking& task) {
   line["auc"] = finite_or_null(task.metrics.auc);
+  if (task.metrics.auc_error > 0) line["auc_error"] = task.metrics.auc_error;
   line["normalized_entropy"] = finite_or_null(task.metrics.normalized_entropy);
   line["calibration"] = finite_or_null(task.metrics.calibration);
   if (task.gauc) line["gauc"] = finite_or_null(*task.gauc);
@@ -67,6 +68,7 @@ double number_or_nan(const nlohmann::json& line, const char* key) {
 TaskRanking ranking_from_json(const std::string& name, const nlohmann::json& line) {
   TaskRanking task = {.name = name,
                       .metrics = {.auc = number_or_nan(line, "auc"),
+                                  .auc_error = line.value("auc_error", 0.0),
                                   .normalized_entropy = number_or_nan(line, "normalized_entropy"),
                                   .calibration = number_or_nan(line, "calibration")},
                       .gauc = std::nullopt};

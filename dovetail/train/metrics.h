@@ -42,7 +42,7 @@ struct StepTimings {
 /// Keys as in docs/training.md; numbers that are not finite become null. Reading a line back gives the same bits.
 nlohmann::ordered_json to_json(const StepMetrics& metrics);
 nlohmann::ordered_json to_json(const StepTimings& timings);
-/// samples, log_loss, auc, normalized_entropy, calibration and, where there are groups, gauc.
+/// samples, log_loss, auc, auc_error where it is not 0, normalized_entropy, calibration, gauc where there are groups.
 nlohmann::ordered_json to_json(const TaskRanking& task);
 StepMetrics step_metrics_from_json(const nlohmann::json& line);
 

@@ -160,7 +160,16 @@ RecommenderLookups::RecommenderLookups(const RunConfig& config) : config_(config
   if (has_wide_part(config.recommender)) tables(".wide", true);
   add_sequences(table_of);
   add_co_actions();
+  are_features_ = are_features();
   set_optimizers(config.embedding, pack_);
+}
+
+bool RecommenderLookups::are_features() const {
+  for (int64_t i = 0; i < size(); ++i) {
+    const Lookup& lookup = lookups_[static_cast<size_t>(i)];
+    if (lookup.what != What::kBag || lookup.feature != i) return false;
+  }
+  return size() == std::ssize(config_.rows.sparse);
 }
 
 int64_t RecommenderLookups::add_table(const std::string& name, int64_t feature, int64_t dim) {
@@ -235,6 +244,12 @@ std::vector<RecommenderLookups::Event> RecommenderLookups::draw_negatives(const 
 
 embedding::Jagged RecommenderLookups::ids(const RowBatch& batch, std::optional<uint64_t> negatives_key) const {
   const int64_t samples = batch.dense.size(0);
+  if (are_features_)
+    return {.values = batch.values,
+            .offsets = batch.offsets,
+            .weights = batch.weights,
+            .features = size(),
+            .samples = samples};
   std::vector<Event> negatives;
   if (negatives_key && has_negatives(config_.recommender)) negatives = draw_negatives(batch, *negatives_key);
   std::vector<int64_t> taken;  // places in the batch's values

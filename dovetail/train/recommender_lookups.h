@@ -30,7 +30,8 @@ class RecommenderLookups {
 
   /// The ids of a batch for the tables. With `negatives_key`, each event from the second on gets the ids of an event
   /// that is drawn among all events of the batch, none where the drawn one is the same in all sequences: a function of
-  /// the key and the rows of the batch (of this rank), which are not yet cut into micro-batches.
+  /// the key and the rows of the batch (of this rank), which are not yet cut into micro-batches. Where each feature is
+  /// looked up once, as a bag, they are the batch's own tensors.
   embedding::Jagged ids(const RowBatch& batch, std::optional<uint64_t> negatives_key = std::nullopt) const;
 
   /// Which events the samples of `ids` have, (samples, length) bool, and which of them, from the second on, have a
@@ -59,6 +60,7 @@ class RecommenderLookups {
   /// The event that is drawn for each (sample, place) in turn; sample -1: none.
   std::vector<Event> draw_negatives(const RowBatch& batch, uint64_t key) const;
   bool same_event(const RowBatch& batch, const Event& a, const Event& b) const;
+  bool are_features() const;
   at::Tensor filled(const embedding::Jagged& ids, int64_t first, int64_t count) const;
 
   RunConfig config_;
@@ -67,6 +69,7 @@ class RecommenderLookups {
   std::vector<Lookup> lookups_;
   std::vector<int64_t> singles_, sequences_;      ///< features of [rows], without pooling one for each place
   int64_t first_event_ = 0, first_negative_ = 0;  ///< lookups
+  bool are_features_ = false;                     ///< lookup i is the bag of feature i, for all features
 };
 
 }  // namespace dovetail

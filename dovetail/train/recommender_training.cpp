@@ -263,6 +263,8 @@ void RecommenderTraining::report_step() {
   const embedding::HashedCounters now = sum_over_ranks(*group_, tables_->hashed_counters());
   if (output() != nullptr) output()->write_tables(counters_json(state_.step, now, keys_before_));
   keys_before_ = now;
+  if (output() == nullptr || !complete()) return;
+  for (const std::string& line : room_warnings(now)) output()->warn(line);
 }
 
 std::optional<Validation> RecommenderTraining::evaluate() {
@@ -284,9 +286,9 @@ std::optional<Validation> RecommenderTraining::evaluate_before(int64_t number) {
   found.day = rows.name;
   if (output() == nullptr) return found;
   for (const TaskRanking& task : found.tasks)
-    output()->say(fmt::format("{} {}{}: {} rows, AUC {:.4f}, log loss {:.4f}, calibration {:.3f}", config().rows.day,
-                              found.day, found.tasks.size() > 1 ? ", " + task.name : "", task.metrics.rows,
-                              task.metrics.auc, task.metrics.log_loss, task.metrics.calibration));
+    output()->say(fmt::format("{} {}{}: {} rows, {}, log loss {:.4f}, calibration {:.3f}", config().rows.day, found.day,
+                              found.tasks.size() > 1 ? ", " + task.name : "", task.metrics.rows,
+                              describe_auc(task.metrics), task.metrics.log_loss, task.metrics.calibration));
   return found;
 }
 
@@ -330,9 +332,9 @@ void RecommenderTraining::finish(const RunFolder&, bool quiet) {
   const Validation& found = *state_.last_evaluated->validation;
   for (const TaskRanking& task : found.tasks) {
     const bool one = found.tasks.size() == 1;
-    log_info("{}{}: {} rows, AUC {:.4f}, log loss {:.4f}, normalised entropy {:.4f}, calibration {:.3f}",
+    log_info("{}{}: {} rows, {}, log loss {:.4f}, normalised entropy {:.4f}, calibration {:.3f}",
              found.day.empty() ? "validation" : fmt::format("{} {}", config().rows.day, found.day),
-             one ? "" : " of " + task.name, one ? found.tokens : task.metrics.rows, task.metrics.auc,
+             one ? "" : " of " + task.name, one ? found.tokens : task.metrics.rows, describe_auc(task.metrics),
              one ? found.loss : task.metrics.log_loss, task.metrics.normalized_entropy, task.metrics.calibration);
   }
 }

@@ -1,6 +1,7 @@
 #include "dovetail/train/recommender_validation.h"
 
 #include <ATen/ops/cat.h>
+#include <fmt/format.h>
 
 #include "dovetail/comm/exchange.h"
 #include "dovetail/train/ranking_metrics.h"
@@ -34,6 +35,11 @@ TaskRanking rank_task(const std::string& name, const at::Tensor& logits, const a
 }
 
 }  // namespace
+
+std::string describe_auc(const RankingMetrics& metrics) {
+  const std::string text = fmt::format("AUC {:.4f}", metrics.auc);
+  return metrics.auc_error > 0 ? fmt::format("{} +- {:.2g}", text, metrics.auc_error) : text;
+}
 
 void ScoredRows::add(const at::Tensor& logits, const RowBatch& batch) {
   logits_.push_back(logits);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "dovetail/comm/group.h"
@@ -29,6 +30,9 @@ class ScoredRows {
  private:
   std::vector<at::Tensor> logits_, labels_, groups_;
 };
+
+/// "AUC 0.7251", with the bound of its error where it has one: "AUC 0.7251 +- 0.0003".
+std::string describe_auc(const RankingMetrics& metrics);
 
 /// The rows that are scored at a time: how a product of matrices rounds may depend on it, so that it is the same
 /// wherever a checkpoint is measured. The dense part reads all of them at once, so that more than a few thousand would

@@ -193,6 +193,28 @@ TEST(RowParquet, ACodeThatNamesNoWordIsDamage) {
   EXPECT_GT(named, 10);
 }
 
+/// What damages one column stops those who read it, and nobody else.
+TEST(RowParquet, ColumnsThatAreNotNamedAreNotRead) {
+  const std::string whole = bytes_of("rows.parquet");
+  const TemporaryFolder folder;
+  int64_t city_alone = 0, number_alone = 0;
+  for (size_t i = 0; i + 16 < page_bytes(whole); i += 16) {
+    std::string damaged = whole;
+    damaged.replace(4 + i, 16, 16, '\xff');
+    const std::string path = folder.write("damaged.parquet", damaged).string();
+    const auto is_refused = [&](const char* column) {
+      RowsConfig config = config_of({{.columns = {column}}});
+      config.files = {path};
+      return refusal(config) != "accepted";
+    };
+    const bool city = is_refused("city"), number = is_refused("number");
+    city_alone += city && !number;
+    number_alone += number && !city;
+  }
+  EXPECT_GT(city_alone, 3);
+  EXPECT_GT(number_alone, 3);
+}
+
 TEST(RowParquet, DropsOrMasksRowsWithoutLabel) {
   RowsConfig config = config_of({{.columns = {"city"}}});
   config.label = {"delay > 15"};

@@ -226,6 +226,34 @@ TEST(DistributedKeys, ARankMayHaveItsShareOfTheRows) {
               HasSubstr("\"users\", which has no fixed vocabulary"));
 }
 
+TEST(DistributedKeys, ARankMayHaveItsShareOfTheBytes) {
+  PackSpec spec = spec_of({.sharding = Sharding::kRowWise, .ranks = 2});
+  for (TableSpec& table : spec.tables) {
+    table.rows = 100000;
+    table.max_bytes = 6000;
+  }
+  const Jagged keys = {at::arange(3000), at::arange(0, 3001, 250), {}, 3, 4};
+  std::vector<int64_t> rows;
+  for (const int ranks : {1, 2}) {
+    int64_t found = 0;
+    expect_all_succeed(ranks, [&](const std::shared_ptr<Group>& group) {
+      DistributedTables tables(spec, make_plan(spec, {.ranks = ranks, .sharding = Sharding::kRowWise}), group);
+      TableStep step = tables.start(keys, 4, 1);
+      tables.begin(step);
+      tables.gather(step, 0);
+      tables.wait(step, 0);
+      tables.add_gradient(step, 0, at::zeros({4, 18}));
+      tables.update(step);
+      const HashedCounters counters = *tables.hashed_counters();
+      EXPECT_LE(counters.bytes, 2 * 6000 / ranks);
+      EXPECT_GT(counters.refused_memory, 0);
+      if (group->rank() == 0) found = counters.rows;
+    });
+    rows.push_back(found);
+  }
+  EXPECT_NEAR(static_cast<double>(rows[1]), static_cast<double>(rows[0]) / 2, 3);
+}
+
 TEST(DistributedKeys, ShareNoPackWithRowsOfAVocabulary) {
   PackSpec spec = spec_of({.sharding = Sharding::kTableWise, .ranks = 2});
   spec.tables[1].hashed = false;

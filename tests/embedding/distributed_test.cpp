@@ -288,6 +288,55 @@ TEST(DistributedTables, SendsRowsInTheDtypeThatIsAsked) {
   EXPECT_EQ(bytes[1] - bytes[2], 6 * (90 * 2 - (90 + 3)));
 }
 
+TEST(DistributedTables, SendGradientsInTheDtypeThatIsAsked) {
+  const Layout layout{.sharding = kRow, .samples = {6, 6}, .optimizer = OptimizerKind::kSgd};
+  const PackSpec spec = spec_of(layout);
+  const PackedTables before(spec);
+  const Jagged batch = batch_of(before, layout, 1);
+  std::vector<int64_t> bytes;
+  std::vector<at::Tensor> moved;  // what the step changed of the first table
+  for (const Payload payload : {Payload::kUnchanged, Payload::kBFloat16, Payload::kMXFP8}) {
+    expect_all_succeed(2, [&](const std::shared_ptr<Group>& group) {
+      DistributedTables tables(spec, make_plan(spec, options_of(layout)), group, {Payload::kUnchanged, payload});
+      const int64_t first = 6 * group->rank();
+      step_on_rank(tables, samples_of(batch, first, 6), gradient_of(12, tables.columns(), 1).narrow(0, first, 6), 1, 6);
+      if (group->rank() == 0) bytes.push_back(tables.traffic().bytes_sent);
+      const TableContents found = tables.read(0);
+      if (group->rank() == 0) moved.push_back(found.weight - before.weight(0));
+    });
+  }
+  EXPECT_EQ(bytes[0] - bytes[1], 6 * 90 * 2);
+  EXPECT_EQ(bytes[1] - bytes[2], 6 * (90 * 2 - (90 + 3)));
+  const auto error = [&](size_t i) {
+    return (moved[i] - moved[0]).norm().item<double>() / moved[0].norm().item<double>();
+  };
+  EXPECT_LT(error(1), 5e-3);
+  EXPECT_GT(error(1), 2e-4);
+  EXPECT_LT(error(2), 7e-2);
+  EXPECT_GT(error(2), 3e-3);
+}
+
+/// Of a step: one message of all counts, then for each pack one of ids and, of each micro-batch, one of pooled rows and
+/// one of gradients.
+TEST(DistributedTables, APackIsOneExchangeEachWay) {
+  for (const bool packing : {true, false}) {
+    for (const int64_t parts : {1, 3}) {
+      const Layout layout{.sharding = kRow, .samples = {6, 6}, .packing = packing, .micro_batches = parts};
+      const PackSpec spec = spec_of(layout);
+      const EmbeddingPlan plan = make_plan(spec, options_of(layout));
+      ASSERT_EQ(plan.packs.size(), packing ? 1 : 4);
+      const PackedTables shapes(spec);
+      expect_all_succeed(2, [&](const std::shared_ptr<Group>& group) {
+        DistributedTables tables(spec, plan, group);
+        const int64_t before = tables.traffic().calls;
+        step_on_rank(tables, samples_of(batch_of(shapes, layout, 1), 6 * group->rank(), 6),
+                     gradient_of(6, tables.columns(), 1), parts, 6);
+        EXPECT_EQ(tables.traffic().calls - before, 1 + std::ssize(plan.packs) * (1 + 2 * parts));
+      });
+    }
+  }
+}
+
 TEST(DistributedTables, NameTheIdThatIsOutside) {
   const Layout layout{.sharding = kRow, .samples = {1}};
   const PackSpec spec = spec_of(layout);
@@ -295,55 +344,6 @@ TEST(DistributedTables, NameTheIdThatIsOutside) {
   Jagged batch = batch_of(PackedTables(spec), layout, 1);
   batch.values.fill_(1000);
   EXPECT_THAT([&] { tables.lookup(batch); }, ThrowsMessage<UserError>(HasSubstr("is outside of its table")));
-}
-
-TEST(Plan, PlacesTablesWhereTheyBalance) {
-  PackSpec spec{.tables = {}, .feature_table = {}, .optimizer = {.kind = OptimizerKind::kRowWiseAdagrad}};
-  const auto add = [&](const char* name, int64_t rows, int64_t dim) {
-    spec.feature_table.push_back(static_cast<int64_t>(spec.tables.size()));
-    spec.tables.push_back({.name = name, .rows = rows, .dim = dim});
-  };
-  add("huge", 100000, 32);
-  for (const char* name : {"a", "b", "c", "d"}) add(name, 1000, 16);
-  const auto sharding_of = [&](const EmbeddingPlan& plan, size_t t) { return plan.tables[t].sharding; };
-  const EmbeddingPlan by_rows = make_plan(spec, {.ranks = 2});
-  EXPECT_EQ(sharding_of(by_rows, 0), kRow);
-  for (size_t t = 1; t < 5; ++t) EXPECT_EQ(sharding_of(by_rows, t), kTable);
-  std::vector<int64_t> ranks;
-  for (size_t t = 1; t < 5; ++t) ranks.push_back(by_rows.tables[t].rank);
-  EXPECT_THAT(ranks, ::testing::ElementsAre(0, 1, 0, 1));
-  spec.optimizer.kind = OptimizerKind::kAdagrad;
-  EXPECT_EQ(sharding_of(make_plan(spec, {.ranks = 2}), 0), kColumn);
-  EXPECT_EQ(sharding_of(make_plan(spec, {.ranks = 16}), 0), kRow);  // 32 columns are too few for 16 ranks
-}
-
-TEST(Plan, PacksSplitsAndGroups) {
-  PackSpec spec{.tables = {}, .feature_table = {}};
-  for (const int64_t dim : {64, 16, 16, 16, 8, 8}) {
-    spec.feature_table.push_back(static_cast<int64_t>(spec.tables.size()));
-    spec.tables.push_back({.name = std::to_string(spec.tables.size()), .rows = 100, .dim = dim});
-  }
-  const auto tables_of = [](const EmbeddingPlan& plan) {
-    std::vector<std::vector<int64_t>> tables;
-    for (const PlannedPack& pack : plan.packs) tables.push_back(pack.tables);
-    return tables;
-  };
-  using ::testing::ElementsAre;
-  EXPECT_THAT(tables_of(make_plan(spec, {})), ElementsAre(ElementsAre(0, 1, 2, 3, 4, 5)));
-  EXPECT_EQ(make_plan(spec, {.packing = false}).packs.size(), 6);
-  EXPECT_THAT(tables_of(make_plan(spec, {.groups = 2})), ElementsAre(ElementsAre(0), ElementsAre(1, 2, 3, 4, 5)));
-  // Of two ranks the first table is more than half of nothing else: it is cut, and the packs' mean is 64.
-  const EmbeddingPlan two = make_plan(spec, {.ranks = 2, .groups = 2, .ids_per_sample = {1, 1, 1, 1, 1, 30}});
-  EXPECT_EQ(two.tables[5].sharding, kRow);
-  EXPECT_EQ(two.tables[0].sharding, kTable);
-  EXPECT_THAT(print(spec, two), HasSubstr("row"));
-  EXPECT_THAT([&] { make_plan(spec, {.groups = 7}); },
-              ThrowsMessage<UserError>(HasSubstr("6 tables cannot be in 7 groups")));
-  EXPECT_THAT([&] { make_plan(spec, {.ranks = 2, .sharding = kColumn}); },
-              ThrowsMessage<UserError>(HasSubstr("row-wise Adagrad has one state for a whole row")));
-  spec.optimizer.kind = OptimizerKind::kSgd;
-  EXPECT_THAT([&] { make_plan(spec, {.ranks = 4, .sharding = kColumn}); },
-              ThrowsMessage<UserError>(HasSubstr("table \"4\" has 8 columns, too few")));
 }
 
 }  // namespace

@@ -59,10 +59,14 @@ TEST(StepMetrics, RankingsOfOneTaskAndOfSeveralReadBack) {
   const auto one = to_json(m);
   EXPECT_EQ(one["auc"], 0.75);
   EXPECT_EQ(one["gauc"], 0.6);
+  EXPECT_FALSE(one.contains("auc_error"));  // exact
   EXPECT_EQ(one["auxiliary_loss"], 0.125);
   EXPECT_FALSE(one.contains("tasks"));
   EXPECT_EQ(read(m).validation->tasks[0].metrics.calibration, 1.25);
   EXPECT_EQ(read(m).auxiliary_loss, 0.125);
+  m.validation->tasks[0].metrics.auc_error = 0x1p-9;
+  EXPECT_EQ(to_json(m)["auc_error"], 0x1p-9);
+  EXPECT_EQ(read(m).validation->tasks[0].metrics.auc_error, 0x1p-9);
   m.validation->tasks.push_back(other);
   const auto two = to_json(m);
   EXPECT_FALSE(two.contains("auc"));

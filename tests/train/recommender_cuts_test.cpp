@@ -164,6 +164,17 @@ TEST(RecommenderCuts, RowsOfLowPrecisionLearnAndDoNotDependOnTheCut) {
   }
 }
 
+TEST(RecommenderCuts, ExchangesOfLowPrecisionLearn) {
+  const Clicks data;
+  for (const char* exchange : {"bf16", "mxfp8"}) {
+    RunConfig config = data.config("dlrm", exchange);
+    config.embedding.exchange = exchange;
+    train_cut(config, {.ranks = 2, .sharding = "row"});
+    EXPECT_GT(data.metrics(exchange).back()["auc"], 0.8) << exchange;
+  }
+  EXPECT_NE(data.metrics("bf16").back()["loss"], data.metrics("mxfp8").back()["loss"]);
+}
+
 TEST(RecommenderCuts, DeltaCheckpointsChangeNoBitAndAreResumed) {
   const Clicks data;
   const auto config = [&](const std::string& name, int64_t full_every) {

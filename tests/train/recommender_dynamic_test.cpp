@@ -18,7 +18,9 @@ using test::Clicks;
 using test::expect_same_tensors;
 using test::last_checkpoint;
 using test::train_alone;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 /// Tables without a fixed vocabulary, large enough for all 40 users and 30 items.
 RunConfig dynamic_config(const Clicks& data, const std::string& name) {
@@ -86,6 +88,28 @@ TEST(RecommenderDynamic, CountsEveryAccess) {
     EXPECT_LE(accesses, 50 * 16 * 4);  // but for those that brought their keys in
     EXPECT_GE(accesses + 16 * line["admitted"].get<int64_t>(), 50 * 16 * 4);
   }
+}
+
+TEST(RecommenderDynamic, WarnsWhereIdsFindNoRoom) {
+  const Clicks data;
+  const auto said = [](const RunConfig& config) {
+    ::testing::internal::CaptureStderr();
+    train_alone(config);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  RunConfig config = dynamic_config(data, "room");
+  config.train.steps = 20;
+  EXPECT_THAT(said(config), Not(HasSubstr("without a vocabulary")));
+  config = dynamic_config(data, "rows");
+  config.train.steps = 20;
+  config.rows.sparse[0].max_rows = 10;
+  EXPECT_THAT(said(config), AllOf(HasSubstr("since max_rows are taken"), Not(HasSubstr("max_bytes"))));
+  config.run.folder = data.file("bytes", "").string();
+  config.rows.sparse[0] = {.columns = {"user"}, .max_rows = 60, .max_bytes = "2KiB"};
+  EXPECT_THAT(said(config), AllOf(HasSubstr("since max_bytes are taken"), Not(HasSubstr("max_rows"))));
+  config = crowded_config(data, "candidates");
+  config.train.steps = 20;
+  EXPECT_THAT(said(config), HasSubstr("are not counted, since max_candidates are"));
 }
 
 TEST(RecommenderDynamic, ResumesBitForBit) {

@@ -106,6 +106,14 @@ TEST(RecommenderLookups, OtherModelsPoolSequencesAndShareTables) {
   EXPECT_TRUE(inputs.sequences.empty());
 }
 
+TEST(RecommenderLookups, FeaturesThatAreLookedUpOnceAreTheBatchAsItIs) {
+  const RowBatch batch = batch_of(rows());
+  const embedding::Jagged ids = RecommenderLookups(config_of("dcnv2")).ids(batch);
+  EXPECT_EQ(ids.values.data_ptr(), batch.values.data_ptr());
+  EXPECT_EQ(ids.offsets.data_ptr(), batch.offsets.data_ptr());
+  EXPECT_THAT(bags_of(ids), ElementsAre(column(0), column(1), column(2), column(3), column(4)));
+}
+
 TEST(RecommenderLookups, AnEventOfASequenceIsALookup) {
   const RecommenderInputs inputs = recommender_inputs(config_of("din"));
   EXPECT_EQ(inputs.sparse, 3);
