@@ -94,21 +94,20 @@ def test_mini_batches_stop_when_nothing_gets_better():
 
 def test_is_the_same_bits_for_any_number_of_threads():
     x = np.random.default_rng(0).standard_normal((40_000, 7), dtype=np.float32)
-    before, fits = torch.get_num_threads(), []
-    for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
-        fits.append(dovetail.KMeans(20, init="k-means-parallel", random_state=1, max_iter=5).fit(x))
-    torch.set_num_threads(before)
-    for batch_size in (700, 20_000):
+    before = torch.get_num_threads()
+    for options in (
+        {"init": "k-means-parallel"},
+        {"init": "first", "batch_size": 700},
+        {"init": "first", "batch_size": 20_000},
+    ):
+        fits = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            other = dovetail.KMeans(20, init="first", batch_size=batch_size, random_state=1, max_iter=5).fit(x)
-            same = other if threads == 1 else same
-            assert (other.cluster_centers_ == same.cluster_centers_).all()
-    torch.set_num_threads(before)
-    for fit in fits:
-        assert (fit.cluster_centers_ == fits[0].cluster_centers_).all()
-        assert fit.inertia_ == fits[0].inertia_
+            fits.append(dovetail.KMeans(20, random_state=1, max_iter=5, **options).fit(x))
+        torch.set_num_threads(before)
+        for fit in fits:
+            assert (fit.cluster_centers_ == fits[0].cluster_centers_).all()
+            assert fit.inertia_ == fits[0].inertia_
 
 
 @pytest.mark.parametrize("init", ["k-means++", "k-means-parallel"])
