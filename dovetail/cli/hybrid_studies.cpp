@@ -62,7 +62,7 @@ HybridCluster paper_cluster(double unshared_s, const std::vector<std::string>& o
 }
 
 std::string devices_of(int64_t cores, int64_t gpus) {
-  const std::string gpu = gpus == 0 ? "" : fmt::format("{} GPU{}", gpus, gpus == 1 ? "" : "s");
+  std::string gpu = gpus == 0 ? "" : fmt::format("{} GPU{}", gpus, gpus == 1 ? "" : "s");
   if (cores == 0) return gpu;
   return fmt::format("{} CPU core{}{}{}", cores, cores == 1 ? "" : "s", gpus == 0 ? "" : " and ", gpu);
 }
@@ -182,17 +182,16 @@ std::vector<Reading> paper_readings(const std::vector<std::string>& overrides) {
 std::vector<std::string> paper_assumptions(const HybridCluster& cluster) {
   const auto& job = cluster.job;
   const auto& network = cluster.network;
-  return {
-      fmt::format("{} rows in shards of {}, {} iterations; every row costs the same", job.rows, job.grain,
-                  job.iterations),
-      fmt::format("{:g} bytes of parameters and {:g} of a node's sum travel in an iteration", job.parameter_bytes,
-                  job.partial_bytes),
-      fmt::format("a message between nodes takes {:g} s and {:g} bytes/s; sums merge {}", network.latency_s,
-                  network.bytes_per_s, network.merge == "tree" ? "along a tree" : "one node after another"),
-      "every node has 16 cores; a second GPU is as fast as the first; starting a shard costs nothing",
-      "the speed of all cores, and that of a GPU, varies from run to run as the variances of the paper's table say",
-      "\"speed-up\" is over the faster kind of device on as many nodes; a \"gradient task\" is what one core or one "
-      "GPU computes of an iteration"};
+  return {fmt::format("{} rows in shards of {}, {} iterations; every row costs the same", job.rows, job.grain,
+                      job.iterations),
+          fmt::format("{:g} bytes of parameters and {:g} of a node's sum travel in an iteration", job.parameter_bytes,
+                      job.partial_bytes),
+          fmt::format("a message between nodes takes {:g} s and {:g} bytes/s; sums merge {}", network.latency_s,
+                      network.bytes_per_s, network.merge == "tree" ? "along a tree" : "one node after another"),
+          "every node has 16 cores; a second GPU is as fast as the first; starting a shard costs nothing",
+          "the speed of all cores, and that of a GPU, varies from run to run as the variances of the paper's table say",
+          "\"speed-up\" is over the faster kind of device on as many nodes",
+          "a \"gradient task\" is what one core or one GPU computes of an iteration"};
 }
 
 ReadingResult study(const Reading& reading, const StudyOptions& options) {

@@ -72,6 +72,7 @@ class ClusterRun {
   void divide(const std::vector<size_t>& list) {
     const bool known = std::ranges::all_of(list, [this](size_t node) { return histories_[node].speed().has_value(); });
     std::vector<DeviceCost> costs;
+    costs.reserve(list.size());
     for (const size_t node : list) costs.push_back(cost_of(node, known));
     const Partition best = partition(job_.rows, costs, job_.grain);
     double now_s = 0;
