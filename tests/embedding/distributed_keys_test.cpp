@@ -251,7 +251,8 @@ TEST(DistributedKeys, ARankMayHaveItsShareOfTheBytes) {
     });
     rows.push_back(found);
   }
-  EXPECT_NEAR(static_cast<double>(rows[1]), static_cast<double>(rows[0]) / 2, 3);
+  EXPECT_LE(rows[1], rows[0] / 2);
+  EXPECT_GT(rows[1], rows[0] / 3);  // each part has a map and a row of zeros of its own
 }
 
 TEST(DistributedKeys, ShareNoPackWithRowsOfAVocabulary) {

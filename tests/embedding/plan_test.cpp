@@ -31,6 +31,17 @@ TEST(Plan, PlacesTablesWhereTheyBalance) {
   EXPECT_EQ(sharding_of(make_plan(spec, {.ranks = 16}), 0), Sharding::kRowWise);  // 32 columns are too few for 16 ranks
 }
 
+TEST(Plan, ATableTakesNoMoreThanItsMaxBytes) {
+  PackSpec spec{.tables = {{.name = "t", .rows = 1000, .dim = 15, .hashed = true}}, .feature_table = {0}};
+  const auto bytes = [&] {
+    const EmbeddingPlan plan = make_plan(spec, {});
+    return bytes_on(spec, plan, plan.packs.front(), 0);
+  };
+  EXPECT_EQ(bytes(), 1000 * (15 + 1) * 4);
+  spec.tables[0].max_bytes = 5000;
+  EXPECT_EQ(bytes(), 5000);
+}
+
 TEST(Plan, PacksSplitsAndGroups) {
   PackSpec spec{.tables = {}, .feature_table = {}};
   for (const int64_t dim : {64, 16, 16, 16, 8, 8}) {

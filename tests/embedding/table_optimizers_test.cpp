@@ -175,6 +175,13 @@ TEST(TableOptimizers, PacksHaveOne) {
   EXPECT_EQ(packs[3]["optimizer"].count("eps"), 0);
 }
 
+TEST(TableOptimizers, StateIsOfEachTable) {
+  const PackSpec spec = mixed();
+  std::vector<int64_t> state;
+  for (int64_t t = 0; t < 5; ++t) state.push_back(state_per_row(spec, t));
+  EXPECT_EQ(state, (std::vector<int64_t>{24, 2 * 16, 16, 16, 0}));
+}
+
 TEST(TableOptimizers, OnlyThoseWithAStateOfWholeRowsCannotBeCutByColumns) {
   PackSpec spec = mixed();
   const PlanOptions columns{.ranks = 2, .sharding = Sharding::kColumnWise};

@@ -161,6 +161,30 @@ TEST(UnpooledLookup, LargeBatchesAreTheSame) {
   expect_close(tables.weight(0), before.to(at::kDouble) - 0.5 * sums, 1e-4, "rows");
 }
 
+/// One id in every bag of a table's only feature, behind a feature of no ids or of two: ids and samples are not
+/// numbered alike.
+TEST(UnpooledLookup, SingleIdsAreTheSame) {
+  const PackSpec spec{.tables = {{"first", 5, 8, Pooling::kNone}, {"single", 30, 8, Pooling::kNone}},
+                      .feature_table = {0, 1},
+                      .optimizer = {.kind = OptimizerKind::kSgd, .lr = 0.5}};
+  for (const int64_t ids_of_first : {0, 2}) {
+    PackedTables tables(spec);
+    const int64_t behind = ids_of_first * kSamples;
+    const at::Tensor ids = at::arange(kSamples).remainder(4);
+    const Jagged batch{at::cat({at::arange(behind).remainder(5), ids}),
+                       at::cat({ids_of_first * at::arange(kSamples + 1), behind + at::arange(1, kSamples + 1)}),
+                       {},
+                       2,
+                       kSamples};
+    const at::Tensor before = tables.weight(1).clone(), gradient = normal({behind + kSamples, 8}, 1);
+    expect_same_bits(pool(tables, batch).narrow(0, behind, kSamples), before.index_select(0, ids));
+    update(tables, {{batch, gradient}});
+    const at::Tensor of_ids = gradient.narrow(0, behind, kSamples).to(at::kDouble),
+                     sums = at::zeros({30, 8}, at::kDouble).index_add_(0, ids, of_ids);
+    expect_close(tables.weight(1), before.to(at::kDouble) - 0.5 * sums, 1e-5, "rows");
+  }
+}
+
 TEST(UnpooledLookup, WithoutIdsGivesNoRows) {
   PackedTables tables(spec_of(OptimizerKind::kSgd, 4));
   const Jagged none{ids_from({}), at::zeros({4 * 2 + 1}, at::kLong), {}, 4, 2};

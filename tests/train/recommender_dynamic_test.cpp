@@ -90,6 +90,20 @@ TEST(RecommenderDynamic, CountsEveryAccess) {
   }
 }
 
+TEST(RecommenderDynamic, TheEstimateOfMemoryKnowsMaxBytes) {
+  const Clicks data;
+  RunConfig config = dynamic_config(data, "run");
+  config.train.steps = 2;
+  for (SparseConfig& feature : config.rows.sparse) {
+    feature.max_rows = 50000000;
+    feature.max_bytes = "1MiB";
+  }
+  train_alone(config);
+  const auto run = nlohmann::json::parse(read_file(data.file("run", "machine.json").string()));
+  EXPECT_LT(run["memory"]["estimate_bytes"], 20 << 20);
+  EXPECT_GT(run["memory"]["estimate_bytes"], 2 << 20);
+}
+
 TEST(RecommenderDynamic, WarnsWhereIdsFindNoRoom) {
   const Clicks data;
   const auto said = [](const RunConfig& config) {
