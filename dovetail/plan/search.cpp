@@ -188,14 +188,13 @@ bool Search::attempt_each(Candidate& from, const std::vector<Change>& changes) {
 
 /// Keeps as many of these gaps resident at once as leaves a plan of at most that part of the time: all, or else what it
 /// can of each half.
-bool Search::take_back(Candidate& from, std::span<const int> gaps, double part, const std::function<bool()>& goes_on) {
-  if (gaps.empty() || !goes_on()) return false;
+void Search::take_back(Candidate& from, std::span<const int> gaps, double part, const std::function<bool()>& goes_on) {
+  if (gaps.empty() || !goes_on()) return;
   Decisions changed = from.decisions;
   for (const int g : gaps) changed.gaps[g] = Keep::kResident;
-  if (attempt(from, std::move(changed), part)) return true;
-  if (gaps.size() == 1) return false;
-  const bool first = take_back(from, gaps.first(gaps.size() / 2), part, goes_on);
-  return take_back(from, gaps.subspan(gaps.size() / 2), part, goes_on) || first;
+  if (attempt(from, std::move(changed), part) || gaps.size() == 1) return;
+  take_back(from, gaps.first(gaps.size() / 2), part, goes_on);
+  take_back(from, gaps.subspan(gaps.size() / 2), part, goes_on);
 }
 
 void Search::improve(Candidate& candidate, bool pairs) {

@@ -76,7 +76,7 @@ class Search {
                               const SolveOptions& allowed) const;
   bool attempt(Candidate& from, Decisions changed, double part);
   bool attempt_each(Candidate& from, const std::vector<Change>& changes);
-  bool take_back(Candidate& from, std::span<const int> gaps, double part, const std::function<bool()>& goes_on);
+  void take_back(Candidate& from, std::span<const int> gaps, double part, const std::function<bool()>& goes_on);
   void improve(Candidate& candidate, bool pairs);
   void change_at_random(Decisions& decisions);
 
