@@ -29,9 +29,10 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "bench/program.h"
+#include "bench/unequal_executors.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/base/machine.h"
@@ -64,20 +65,10 @@ at::Tensor make_rows(int64_t rows, uint64_t seed) {
 
 std::atomic<int64_t> g_factor = 1;  ///< how often the slow executor computes a shard
 
-/// Executors of one thread each, of which the last one is B where `slow`.
+/// Executors of one thread each: A, and B where `slow`.
 struct Side {
-  Side(std::string side, const at::Tensor& x, size_t executors, bool slow)
-      : name(std::move(side)),
-        runtime(std::make_shared<Runtime>(
-            std::vector<ExecutorSpec>(executors),
-            RuntimeOptions{.around =
-                               [last = executors - 1, slow](size_t executor, int64_t, const auto& work) {
-                                 std::vector<ShardResult> results;
-                                 results.push_back(work());
-                                 for (int64_t i = 1; slow && executor == last && i < g_factor; ++i) results[0] = work();
-                                 return results;
-                               }})),
-        data(x, runtime) {}
+  Side(std::string side, const at::Tensor& x, const std::vector<bool>& slow)
+      : name(std::move(side)), runtime(unequal_executors(slow, g_factor)), data(x, runtime) {}
 
   double iterate(const at::Tensor& centres) {
     const double begin = now_seconds();
@@ -92,9 +83,9 @@ struct Side {
 
 struct Sides {
   explicit Sides(const at::Tensor& x)
-      : a("A alone: one thread", x, 1, false),
-        b("B alone: one thread, throttled", x, 1, true),
-        both("A and B", x, 2, true) {}
+      : a("A alone: one thread", x, {false}),
+        b("B alone: one thread, throttled", x, {true}),
+        both("A and B", x, {false, true}) {}
   std::array<Side*, 3> list() { return {&a, &b, &both}; }
 
   Side a, b, both;
@@ -325,12 +316,8 @@ int main(int argc, char** argv) {
   app.add_option("--runs", options.runs, "Fits of each side, for their variation");
   app.add_option("--factor", options.factor, "How often B computes every shard");
   app.add_option("--out", options.out, "Also write the result as JSON");
-  CLI11_PARSE(app, argc, argv);
-  try {
+  return dovetail::run_program(app, argc, argv, [&] {
     dovetail::keep_freed_memory();
     return dovetail::hybrid::bench(options);
-  } catch (const dovetail::UserError& error) {
-    std::cerr << dovetail::describe_error(error) << '\n';
-    return 2;
-  }
+  });
 }

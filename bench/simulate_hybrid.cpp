@@ -19,12 +19,14 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "bench/program.h"
+#include "bench/unequal_executors.h"
 #include "dovetail/base/file.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
@@ -48,17 +50,6 @@ struct Options {
   std::string out;
 };
 
-/// Executors of one thread each; those of `slow` compute every shard `factor` times.
-std::shared_ptr<Runtime> make_runtime(const std::vector<bool>& slow, int64_t factor) {
-  return std::make_shared<Runtime>(std::vector<ExecutorSpec>(slow.size()),
-                                   RuntimeOptions{.around = [slow, factor](size_t executor, int64_t, const auto& work) {
-                                     std::vector<ShardResult> results;
-                                     results.push_back(work());
-                                     for (int64_t i = 1; slow[executor] && i < factor; ++i) results[0] = work();
-                                     return results;
-                                   }});
-}
-
 double iterate(KMeansData& data, const at::Tensor& centres) {
   const double begin = now_seconds();
   data.assign(centres);
@@ -77,8 +68,9 @@ struct Best {
 /// The same rows on executors that are kept, so that their speeds are known from the second iteration on.
 class Side {
  public:
-  Side(const at::Tensor& x, const std::vector<bool>& slow, int64_t factor, std::vector<int64_t> sizes)
-      : runtime_(make_runtime(slow, factor)), sizes_(std::move(sizes)) {
+  Side(const at::Tensor& x, const std::vector<bool>& slow, const std::atomic<int64_t>& factor,
+       std::vector<int64_t> sizes)
+      : runtime_(unequal_executors(slow, factor)), sizes_(std::move(sizes)) {
     for (const int64_t rows : sizes_) data_.emplace_back(std::make_unique<KMeansData>(x.narrow(0, 0, rows), runtime_));
   }
   void iterate_all(const at::Tensor& centres, Best* best) {
@@ -120,14 +112,14 @@ Json compare(const at::Tensor& x, int64_t k, const Options& options, bool& holds
   const at::Tensor centres = x.slice(0, 0, k).to(at::kDouble);
   const std::vector<int64_t> alone(kAloneRows.begin(), kAloneRows.end()),
       together(kTogetherRows.begin(), kTogetherRows.end());
-  Side a(x, {false}, options.factor, alone), b(x, {true}, options.factor, alone),
-      both(x, {false, true}, options.factor, together);
+  const std::atomic<int64_t> factor = options.factor;
+  Side a(x, {false}, factor, alone), b(x, {true}, factor, alone), both(x, {false, true}, factor, together);
   Best best_a, best_b, best_both, best_first;
   for (int round = -2; round < options.rounds; ++round) {
     a.iterate_all(centres, round < 0 ? nullptr : &best_a);
     b.iterate_all(centres, round < 0 ? nullptr : &best_b);
     both.iterate_all(centres, round < 0 ? nullptr : &best_both);
-    Side(x, {false, true}, options.factor, together).iterate_all(centres, round < 0 ? nullptr : &best_first);
+    Side(x, {false, true}, factor, together).iterate_all(centres, round < 0 ? nullptr : &best_first);
   }
   const Alone line_a = line_through(best_a), line_b = line_through(best_b);
   fmt::print("\nk = {}: A {:.4g} us a row, B {:.4g}; the driver {:.3f} ms\n", k, 1e6 * line_a.row_s, 1e6 * line_b.row_s,
