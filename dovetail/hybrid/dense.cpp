@@ -22,6 +22,16 @@ at::Tensor product(const at::Tensor& matrix, const at::Tensor& vector) {
   return result;
 }
 
+Softmax softmax(double* scores, int64_t n) {
+  const double* most = std::max_element(scores, scores + n);
+  const int64_t index = most - scores;
+  const double largest = *most;
+  double sum = 0;
+  for (int64_t k = 0; k < n; ++k) sum += scores[k] = std::exp(scores[k] - largest);
+  for (int64_t k = 0; k < n; ++k) scores[k] /= sum;
+  return {index, largest + std::log(sum)};
+}
+
 Cholesky cholesky(const at::Tensor& matrix, double tolerance) {
   const at::Tensor a = matrix.contiguous();
   const int64_t n = a.size(0);

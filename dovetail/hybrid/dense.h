@@ -16,6 +16,13 @@ double sum_of_products(const at::Tensor& a, const at::Tensor& b);
 /// matrix (M, D) vector (D).
 at::Tensor product(const at::Tensor& matrix, const at::Tensor& vector);
 
+/// Of n scores: they become their softmax.
+struct Softmax {
+  int64_t largest;  ///< the first of the largest scores
+  double log_sum;   ///< log of the sum of their exponentials
+};
+Softmax softmax(double* scores, int64_t n);
+
 /// The lower triangle L (D, D) with L L^T = a for a symmetric a (D, D).
 ///
 /// Column j depends on those before it where what they leave of a(j, j) is at most `tolerance` of it: `dependent` names

@@ -80,7 +80,7 @@ Partial KMeansData::run(const char* task, const std::vector<at::Tensor>& paramet
 
 Partial KMeansData::run(const char* task, const std::vector<at::Tensor>& parameters,
                         const std::vector<Shard>& shards) const {
-  return runtime_ ? runtime_->run(task, parameters, shards) : run_task(task, parameters, shards);
+  return run_on(runtime_.get(), task, parameters, shards);
 }
 
 Partial KMeansData::assign(const at::Tensor& centres) {

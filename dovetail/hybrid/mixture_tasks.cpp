@@ -2,17 +2,16 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
+#include "dovetail/hybrid/dense.h"
 #include "dovetail/hybrid/mixture.h"
 #include "dovetail/hybrid/products_simd.h"
+#include "dovetail/hybrid/rows.h"
 
 /// The tasks of mixtures on a CPU, on the tensors of MixtureData. Legend: N rows, D columns, K components.
 namespace dovetail::hybrid {
 namespace {
-
-constexpr int64_t kBlockRows = 256;  ///< so that differences to a mean stay in a cache
 
 /// The sums of responsibilities, and of differences to a mean times them.
 class Sums {
@@ -61,12 +60,6 @@ class Sums {
   std::vector<double> weighted_;
 };
 
-/// y (rows, D) = x - mean.
-void differences(const float* x, const double* mean, int64_t rows, int64_t dim, double* y) {
-  for (int64_t i = 0; i < rows; ++i)
-    for (int64_t p = 0; p < dim; ++p) y[i * dim + p] = static_cast<double>(x[i * dim + p]) - mean[p];
-}
-
 /// Parameters: points (K, D) float64, whether covariances are full () bool. Data: labels are read. Partial: of each
 /// label the number of its rows (K), and the sums of x - point (K, D) and of their products (K, D, D) or squares (K,
 /// D).
@@ -80,7 +73,7 @@ Partial start_task(const Parameters& parameters, const Shard& shard) {
   std::vector<double> y(static_cast<size_t>(dim));
   const double one = 1;
   for (int64_t i = 0; i < shard.size; ++i) {
-    differences(x + i * dim, points + label[i] * dim, 1, dim, y.data());
+    subtract_point(x + i * dim, points + label[i] * dim, 1, dim, y.data(), dim);
     sums.add(label[i], y.data(), &one, 1, 1);
   }
   return {sums.take(), static_cast<double>(shard.size)};
@@ -130,18 +123,6 @@ class Distances {
   std::vector<double> z_;
 };
 
-/// r (K), logarithms of densities, become responsibilities. Returns the logarithm of their sum; `label` is the first of
-/// the largest.
-double normalize(double* r, int64_t num, int32_t& label) {
-  const double* most = std::max_element(r, r + num);
-  label = static_cast<int32_t>(most - r);
-  const double largest = *most;
-  double sum = 0;
-  for (int64_t k = 0; k < num; ++k) sum += r[k] = std::exp(r[k] - largest);
-  for (int64_t k = 0; k < num; ++k) r[k] /= sum;
-  return largest + std::log(sum);
-}
-
 /// Parameters: means (K, D), roots (K, D, D) or (K, D), constants (K), float64, as mixture.cpp makes them. Partial: the
 /// sums of responsibilities (K), of these times x - mean (K, D) and times its products (K, D, D) or squares (K, D), and
 /// the log-likelihood ().
@@ -158,14 +139,18 @@ Partial expect_task(const Parameters& parameters, const Shard& shard) {
   for (int64_t begin = 0; begin < shard.size; begin += kBlockRows) {
     const int64_t rows = std::min(kBlockRows, shard.size - begin);
     for (int64_t k = 0; k < num; ++k) {
-      differences(x + begin * dim, means + k * dim, rows, dim, y.data());
+      subtract_point(x + begin * dim, means + k * dim, rows, dim, y.data(), dim);
       distances.of(k, y, rows, [&](int64_t i, double square) {
         r[static_cast<size_t>(i * num + k)] = constants[k] - 0.5 * square;
       });
     }
-    for (int64_t i = 0; i < rows; ++i) log_likelihood += normalize(r.data() + i * num, num, label[begin + i]);
+    for (int64_t i = 0; i < rows; ++i) {  // log densities become responsibilities
+      const Softmax of_row = softmax(r.data() + i * num, num);
+      label[begin + i] = static_cast<int32_t>(of_row.largest);
+      log_likelihood += of_row.log_sum;
+    }
     for (int64_t k = 0; k < num; ++k) {
-      differences(x + begin * dim, means + k * dim, rows, dim, y.data());
+      subtract_point(x + begin * dim, means + k * dim, rows, dim, y.data(), dim);
       sums.add(k, y.data(), r.data() + k, num, rows);
     }
   }

@@ -119,4 +119,21 @@ Partition partition(int64_t rows, std::span<const DeviceCost> devices, int64_t g
   return result;
 }
 
+std::vector<int64_t> move_shares(std::span<const int64_t> before, int64_t rows, std::span<const DeviceCost> devices,
+                                 int64_t grain, double hysteresis) {
+  const Partition best = partition(rows, devices, grain);
+  const auto grains = [grain](int64_t r) { return (r + grain - 1) / grain; };
+  std::vector<int64_t> shares;
+  double before_s = 0;
+  int64_t covered = 0;
+  for (size_t i = 0; i < devices.size(); ++i) {
+    shares.push_back(grains(best.rows[i]));
+    covered += before[i];
+    if (before[i] > 0)
+      before_s = std::max(before_s, devices[i].start_s + devices[i].row_s * static_cast<double>(before[i] * grain));
+  }
+  if (covered == grains(rows) && before_s <= best.seconds * (1 + hysteresis)) return {before.begin(), before.end()};
+  return shares;
+}
+
 }  // namespace dovetail::hybrid

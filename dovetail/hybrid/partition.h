@@ -30,4 +30,9 @@ struct Partition {
 /// that is not positive, a negative start_s or a grain below 1.
 Partition partition(int64_t rows, std::span<const DeviceCost> devices, int64_t grain);
 
+/// The shares of `partition`, in grains; but those of `before`, also in grains, if they are of all rows and it would
+/// not be done sooner than they by more than `hysteresis` times its seconds.
+std::vector<int64_t> move_shares(std::span<const int64_t> before, int64_t rows, std::span<const DeviceCost> devices,
+                                 int64_t grain, double hysteresis);
+
 }  // namespace dovetail::hybrid

@@ -11,6 +11,7 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/hybrid/dense.h"
 #include "dovetail/hybrid/products_simd.h"
+#include "dovetail/hybrid/rows.h"
 
 namespace dovetail::hybrid {
 namespace {
@@ -20,7 +21,6 @@ constexpr int64_t kMore = 8;
 
 /// Parameters: mean (D), directions V (D, R) float64. Partial: the sum of z z^T V (D, R), z = x - mean.
 Partial times_task(const Parameters& parameters, const Shard& shard) {
-  constexpr int64_t kBlockRows = 256;
   const at::Tensor x = rows_of(shard, 0);
   const int64_t dim = x.size(1), num = parameters[1].size(1);
   const auto* rows = x.const_data_ptr<float>();
@@ -29,9 +29,7 @@ Partial times_task(const Parameters& parameters, const Shard& shard) {
   std::vector<double> z(static_cast<size_t>(kBlockRows * dim)), along;
   for (int64_t begin = 0; begin < shard.size; begin += kBlockRows) {
     const int64_t count = std::min(kBlockRows, shard.size - begin);
-    for (int64_t i = 0; i < count; ++i)
-      for (int64_t p = 0; p < dim; ++p)
-        z[static_cast<size_t>(i * dim + p)] = static_cast<double>(rows[(begin + i) * dim + p]) - mean[p];
+    subtract_point(rows + begin * dim, mean, count, dim, z.data(), dim);
     along.assign(static_cast<size_t>(count * num), 0);
     add_product({.a = z.data(),
                  .a_row = dim,

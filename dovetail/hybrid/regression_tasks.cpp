@@ -5,14 +5,14 @@
 #include <cmath>
 #include <vector>
 
+#include "dovetail/hybrid/dense.h"
 #include "dovetail/hybrid/products_simd.h"
 #include "dovetail/hybrid/regression.h"
+#include "dovetail/hybrid/rows.h"
 
 /// The tasks of regression on a CPU, on the tensors of RegressionData. Legend: N rows, D columns, M outputs.
 namespace dovetail::hybrid {
 namespace {
-
-constexpr int64_t kBlockRows = 256;
 
 /// Blocks of z = x - mean (rows, D), and after each row a 1: the column of an intercept.
 template <class Take>
@@ -21,14 +21,10 @@ void for_blocks(const Shard& shard, const at::Tensor& mean, const Take& take) {
   const int64_t dim = rows.size(1);
   const auto* x = rows.const_data_ptr<float>();
   const auto* middle = mean.const_data_ptr<double>();
-  std::vector<double> z(static_cast<size_t>(kBlockRows * (dim + 1)));
+  std::vector<double> z(static_cast<size_t>(kBlockRows * (dim + 1)), 1);
   for (int64_t begin = 0; begin < shard.size; begin += kBlockRows) {
     const int64_t count = std::min(kBlockRows, shard.size - begin);
-    double* at = z.data();
-    for (int64_t i = 0; i < count; ++i, ++at) {
-      for (int64_t p = 0; p < dim; ++p) *at++ = static_cast<double>(x[(begin + i) * dim + p]) - middle[p];
-      *at = 1;
-    }
+    subtract_point(x + begin * dim, middle, count, dim, z.data(), dim + 1);
     take(begin, count, z.data());
   }
 }
@@ -96,14 +92,11 @@ double derive(double* score, int64_t outputs, int64_t target, bool& right) {
     right = (s > 0) == (target == 1);
     return std::max(s, 0.0) - s * static_cast<double>(target) + std::log1p(other);
   }
-  const double* most = std::max_element(score, score + outputs);
-  right = most - score == target;
-  const double largest = *most, own = score[target];
-  double sum = 0;
-  for (int64_t k = 0; k < outputs; ++k) sum += score[k] = std::exp(score[k] - largest);
-  for (int64_t k = 0; k < outputs; ++k) score[k] /= sum;
+  const double own = score[target];
+  const Softmax of_row = softmax(score, outputs);
+  right = of_row.largest == target;
   score[target] -= 1;
-  return largest + std::log(sum) - own;
+  return of_row.log_sum - own;
 }
 
 /// Parameters: coefficients (M, D), intercepts (M), mean (D), float64: scores are z coefficients^T + intercepts.

@@ -330,4 +330,9 @@ void Runtime::save_speeds() {
   s.store->save();
 }
 
+Partial run_on(Runtime* runtime, const std::string& task, const Parameters& parameters,
+               const std::vector<Shard>& shards) {
+  return runtime != nullptr ? runtime->run(task, parameters, shards) : run_task(task, parameters, shards);
+}
+
 }  // namespace dovetail::hybrid

@@ -78,4 +78,8 @@ class Runtime {
   std::unique_ptr<State> state_;
 };
 
+/// On the executors of a runtime, or without one by run_task (hybrid/task.h).
+Partial run_on(Runtime* runtime, const std::string& task, const Parameters& parameters,
+               const std::vector<Shard>& shards);
+
 }  // namespace dovetail::hybrid

@@ -47,10 +47,12 @@ std::vector<int64_t> Scheduler::State::divide() const {
   const int64_t rows = book.rows(0, book.size()), grain = book.rows(0, 1);
   std::vector<DeviceCost> costs;
   std::vector<size_t> which;
+  std::vector<int64_t> before;
   for (size_t d = 0; d < devices.size(); ++d) {
     const auto slots = static_cast<double>(devices[d].usable_slots());
     if (slots == 0) continue;
     which.push_back(d);
+    before.push_back(devices[d].share);
     DeviceCost cost{.row_s = 1 / slots, .max_rows = devices[d].given.max_rows};
     if (options.policy == SharePolicy::kStatic) {
       cost.row_s = 1 / devices[d].given.ratio;
@@ -62,17 +64,8 @@ std::vector<int64_t> Scheduler::State::divide() const {
   }
   std::vector<int64_t> shares(devices.size(), 0);
   if (which.empty()) return shares;
-  const Partition best = partition(rows, costs, grain);
-  double now_s = 0;
-  int64_t covered = 0;
-  for (size_t i = 0; i < which.size(); ++i) {
-    const int64_t share = devices[which[i]].share;
-    shares[which[i]] = (best.rows[i] + grain - 1) / grain;
-    covered += share;
-    if (share > 0) now_s = std::max(now_s, costs[i].start_s + costs[i].row_s * static_cast<double>(share * grain));
-  }
-  if (covered == book.size() && now_s <= best.seconds * (1 + options.hysteresis))
-    for (const size_t d : which) shares[d] = devices[d].share;
+  const std::vector<int64_t> moved = move_shares(before, rows, costs, grain, options.hysteresis);
+  for (size_t i = 0; i < which.size(); ++i) shares[which[i]] = moved[i];
   return shares;
 }
 

@@ -73,20 +73,16 @@ class ClusterRun {
     const bool known = std::ranges::all_of(list, [this](size_t node) { return histories_[node].speed().has_value(); });
     std::vector<DeviceCost> costs;
     costs.reserve(list.size());
-    for (const size_t node : list) costs.push_back(cost_of(node, known));
-    const Partition best = partition(job_.rows, costs, job_.grain);
-    double now_s = 0;
-    int64_t covered = 0;
-    for (size_t i = 0; i < list.size(); ++i) {
-      const int64_t share = shares_[list[i]];
-      covered += share;
-      if (share > 0)
-        now_s = std::max(now_s, costs[i].start_s + costs[i].row_s * static_cast<double>(share * job_.grain));
+    std::vector<int64_t> before;
+    before.reserve(list.size());
+    for (const size_t node : list) {
+      costs.push_back(cost_of(node, known));
+      before.push_back(shares_[node]);
     }
-    const int64_t shards = (job_.rows + job_.grain - 1) / job_.grain;
-    if (covered == shards && now_s <= best.seconds * (1 + options_.scheduling.hysteresis)) return;
+    const std::vector<int64_t> moved =
+        move_shares(before, job_.rows, costs, job_.grain, options_.scheduling.hysteresis);
     shares_.assign(nodes_.size(), 0);
-    for (size_t i = 0; i < list.size(); ++i) shares_[list[i]] = (best.rows[i] + job_.grain - 1) / job_.grain;
+    for (size_t i = 0; i < list.size(); ++i) shares_[list[i]] = moved[i];
   }
 
   /// False when nodes were lost.

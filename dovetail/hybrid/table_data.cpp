@@ -47,8 +47,7 @@ TableData::TableData(const char* who, const at::Tensor& x, std::shared_ptr<Runti
 }
 
 Partial TableData::run(const std::string& task, const Parameters& parameters) const {
-  const auto shards = resident_.shards(kTableGrain);
-  return runtime_ ? runtime_->run(task, parameters, shards) : run_task(task, parameters, shards);
+  return run_on(runtime_.get(), task, parameters, resident_.shards(kTableGrain));
 }
 
 }  // namespace dovetail::hybrid
