@@ -94,7 +94,8 @@ void copy_rows(PoolProblem problem, const Jagged& batch) {
 
 /// One update of a pack. A table with few occurrences is one piece of work: listed, sorted and updated while its keys
 /// lie in the cache. Those of a table with many are listed by ranges of samples, distributed to ranges of rows, and
-/// each range of rows is a piece.
+/// each range of rows is a piece; so many tables at a time as have kWaveIds ids, for lists of all ids would take as
+/// much memory as half of their gradients at a dimension of 16.
 class Update {
  public:
   Update(const PackedTables& tables, const std::vector<PooledGradient>& parts)
@@ -104,24 +105,25 @@ class Update {
   }
 
   void run() {
-    parallel_pieces(static_cast<int64_t>(listings_.size()), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) list(listings_[static_cast<size_t>(i)]);
-    });
-    for (Distribution& table : distributions_) place_ranges(table);
-    parallel_pieces(static_cast<int64_t>(listings_.size()), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) distribute(listings_[static_cast<size_t>(i)]);
-    });
-    // The longest first, so that none begins when all others have ended.
-    std::stable_sort(pieces_.begin(), pieces_.end(), [](const Piece& a, const Piece& b) { return a.cost > b.cost; });
-    parallel_pieces(static_cast<int64_t>(pieces_.size()), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) work(pieces_[static_cast<size_t>(i)]);
-    });
+    for (size_t next = 0; next < large_.size() || !pieces_.empty();) {
+      for (int64_t ids = 0; next < large_.size() && (ids == 0 || ids + large_[next].count <= kWaveIds); ++next) {
+        add_distribution(large_[next]);
+        ids += large_[next].count;
+      }
+      run_wave();
+      pieces_.clear();
+      listings_.clear();
+      distributions_.clear();
+    }
   }
 
  private:
-  static constexpr int64_t kWholeTable = 1 << 15, kListed = 1 << 14, kNoDistribution = -1;
+  static constexpr int64_t kWholeTable = 1 << 15, kListed = 1 << 14, kWaveIds = 1 << 18, kNoDistribution = -1;
   static constexpr int kRangeBits = 8;
 
+  struct LargeTable {
+    int64_t table, count;
+  };
   struct Piece {
     int64_t table, distribution, begin, count, cost;
   };
@@ -139,6 +141,21 @@ class Update {
     int64_t begin, end, first, count;
     std::array<int64_t, size_t{1} << kRangeBits> in_range;  // how many keys, then where they go
   };
+
+  void run_wave() {
+    parallel_pieces(static_cast<int64_t>(listings_.size()), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) list(listings_[static_cast<size_t>(i)]);
+    });
+    for (Distribution& table : distributions_) place_ranges(table);
+    parallel_pieces(static_cast<int64_t>(listings_.size()), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) distribute(listings_[static_cast<size_t>(i)]);
+    });
+    // The longest first, so that none begins when all others have ended.
+    std::stable_sort(pieces_.begin(), pieces_.end(), [](const Piece& a, const Piece& b) { return a.cost > b.cost; });
+    parallel_pieces(static_cast<int64_t>(pieces_.size()), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) work(pieces_[static_cast<size_t>(i)]);
+    });
+  }
 
   void add_batch(const PooledGradient& part) {
     gradients_.push_back(part.gradient.stride(1) == 1 ? part.gradient : part.gradient.contiguous());
@@ -168,29 +185,30 @@ class Update {
     user_check(count < int64_t{1} << 32, "embedding: table \"{}\" has {} ids in one update, but 2^32 - 1 are the most",
                spec.name, count);
     if (count > kWholeTable) {
-      add_distribution(t, count);
+      large_.push_back({t, count});
     } else if (count > 0) {
       pieces_.push_back({t, kNoDistribution, 0, count, count * spec.dim});
     }
   }
 
-  void add_distribution(int64_t t, int64_t count) {
+  void add_distribution(const LargeTable& large) {
+    const auto [t, count] = large;
+    const TableColumns& columns = columns_[static_cast<size_t>(t)];
     const auto index = static_cast<int64_t>(distributions_.size());
     const auto n = static_cast<size_t>(count);
     distributions_.push_back({.table = t,
-                              .shift = std::max(0, row_bits_.back() - kRangeBits),
+                              .shift = std::max(0, row_bits_[static_cast<size_t>(t)] - kRangeBits),
                               .listed = std::make_unique_for_overwrite<uint64_t[]>(n),
                               .ranged = std::make_unique_for_overwrite<uint64_t[]>(n),
                               .occurrences = std::make_unique_for_overwrite<Occurrence[]>(n)});
     int64_t first = 0;
     for (size_t m = 0; m < batches_.size(); ++m) {
       const MicroBatch& batch = batches_[m];
-      const int64_t ids = std::max<int64_t>(1, count_occurrences(columns_.back(), batch, batch.samples));
+      const int64_t ids = std::max<int64_t>(1, count_occurrences(columns, batch, batch.samples));
       const int64_t grain = std::max<int64_t>(1, batch.samples * kListed / ids);
       for (int64_t begin = 0; begin < batch.samples; begin += grain) {
         const int64_t end = std::min(begin + grain, batch.samples);
-        const int64_t here =
-            count_occurrences(columns_.back(), batch, end) - count_occurrences(columns_.back(), batch, begin);
+        const int64_t here = count_occurrences(columns, batch, end) - count_occurrences(columns, batch, begin);
         listings_.push_back({index, m, begin, end, first, here, {}});
         first += here;
       }
@@ -271,7 +289,8 @@ class Update {
   std::vector<RowRounding> rounding_;
   std::vector<float*> state_;
   std::vector<int> row_bits_;
-  std::vector<Distribution> distributions_;
+  std::vector<LargeTable> large_;
+  std::vector<Distribution> distributions_;  // and below: of a wave
   std::vector<Listing> listings_;
   std::vector<Piece> pieces_;
 };

@@ -123,6 +123,37 @@ TEST(EmbeddingLookup, MicroBatchesAndThreadsDoNotChangeABit) {
   }
 }
 
+/// Of more ids than are listed at once: as each table alone.
+TEST(EmbeddingLookup, ManyLargeTablesAreAsEachAlone) {
+  constexpr int64_t kSamples = 10000;
+  const std::vector<int64_t> sizes = {10, 10, 1, 30, 10};  // of every bag of a table
+  PackSpec spec{.tables = {}, .feature_table = {}, .optimizer = {.kind = OptimizerKind::kAdagrad}};
+  std::vector<at::Tensor> values, ends = {at::zeros({1}, at::kLong)};
+  std::vector<Jagged> alone;
+  int64_t begin = 0;
+  for (size_t t = 0; t < sizes.size(); ++t) {
+    spec.tables.push_back({.name = fmt::format("t{}", t), .rows = 1000, .dim = 4});
+    spec.feature_table.push_back(static_cast<int64_t>(t));
+    const auto generator = at::detail::createCPUGenerator(t);
+    values.push_back(at::randint(0, 1000, {sizes[t] * kSamples}, generator, at::kLong));
+    ends.push_back(begin + sizes[t] * at::arange(1, kSamples + 1));
+    alone.push_back({values.back(), sizes[t] * at::arange(kSamples + 1), {}, 1, kSamples});
+    begin += sizes[t] * kSamples;
+  }
+  PackedTables tables(spec);
+  const at::Tensor gradient = normal({kSamples, 20}, 1);
+  update(tables, {{{at::cat(values), at::cat(ends), {}, 5, kSamples}, gradient}});
+  for (size_t t = 0; t < sizes.size(); ++t) {
+    PackedTables one({.tables = {spec.tables[t]}, .feature_table = {0}, .optimizer = spec.optimizer});
+    const at::Tensor before = one.weight(0).clone();
+    const auto column = static_cast<int64_t>(4 * t);
+    update(one, {{alone[t], gradient.slice(1, column, column + 4)}});
+    expect_same_bits(tables.weight(static_cast<int64_t>(t)), one.weight(0), spec.tables[t].name);
+    expect_same_bits(tables.packed_state(static_cast<int64_t>(t)), one.packed_state(0), spec.tables[t].name);
+    EXPECT_FALSE(at::equal(before, one.weight(0)));
+  }
+}
+
 /// Enough ids in one table for its keys to be distributed to ranges of rows, most of them of few rows.
 TEST(EmbeddingLookup, ManyOccurrencesAreSummedInTheSameOrder) {
   const PackSpec spec = {.tables = {{"many", 5000, 17}, {"few", 3, 8, Pooling::kMean}},
