@@ -28,6 +28,12 @@ constexpr int kEagerSteps = 3, kRecordedSteps = 3, kPlannedSteps = 5;
 RunConfig load(const PlanRequest& request) {
   RunConfig config = config_of(request);
   if (request.time_limit_s > 0) config.memory.solve_s = request.time_limit_s;
+  if (config.recommends())
+    throw UserError(
+        fmt::format("dovetail plan takes steps of a GPT on random tokens, but {} trains recommender.model = "
+                    "\"{}\", whose steps are recorded on its own rows",
+                    request.config, config.recommender.model),
+        "dovetail train with memory.budget makes the plan and writes it to the run's folder, with a report");
   if (config.memory.budget.empty())
     throw UserError(fmt::format("{} has no memory.budget to plan for", request.config),
                     "--set memory.budget=0.5x, or --fits to see whether it fits without one");

@@ -75,6 +75,9 @@ class Needs {
   }
 
   std::string why_it_is_not_recorded() const {
+    if (run_.config.recommends())
+      return fmt::format("a step of recommender.model = \"{}\" is recorded on its own rows, in training alone",
+                         run_.config.recommender.model);
     try {
       RunConfig planned = run_.config;
       planned.memory.budget = "1x";

@@ -32,9 +32,9 @@ class PagedMemory {
   std::map<std::byte*, int64_t> pieces_;  // address, bytes
 };
 
-/// While one lives, all CPU tensors of kPagedBytes or more that the process makes lie in PagedMemory in `folder`: a
-/// step that needs more memory than there is runs, slowly. They stay there until they are freed. The last one made
-/// counts, and ends first.
+/// While one lives, all CPU tensors of kPagedBytes or more that the process makes, but for those of no plan
+/// (UnrecordedAllocations), lie in PagedMemory in `folder`: a step that needs more memory than there is runs, slowly.
+/// They stay there until they are freed. The last one made counts, and ends first.
 class PagedAllocations {
  public:
   explicit PagedAllocations(const std::filesystem::path& folder);

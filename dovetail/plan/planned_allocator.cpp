@@ -71,7 +71,7 @@ class FrontAllocator : public c10::Allocator {
 
  private:
   c10::DataPtr unplanned(size_t bytes) {
-    const auto paged = this->paged();
+    const auto paged = allocations_are_recorded() ? this->paged() : nullptr;
     if (!paged || static_cast<int64_t>(bytes) < kPagedBytes) return behind_->allocate(bytes);
     std::byte* address = paged->allocate(static_cast<int64_t>(bytes));
     {

@@ -19,9 +19,8 @@ void check_planned(const RunConfig& config) {
   const auto refuse = [](bool there, const std::string& what, const char* why, const char* help) {
     if (there) throw UserError(fmt::format("memory.budget does not work with {}: {}", what, why), help);
   };
-  refuse(config.recommends(), fmt::format("recommender.model = \"{}\"", config.recommender.model),
-         "a step looks up other rows of other tables each time, and its memory is theirs",
-         "leave memory.budget out; embedding.memory_bytes bounds the memory of tables");
+  refuse(config.recommends() && config.rows.by_day(), fmt::format("rows.day = \"{}\"", config.rows.day),
+         "the last step of a day has fewer rows than the others", "leave one of the two out");
   if (moe.experts == 0) return;
   refuse(moe.router == "expert_choice", "model.moe.router = \"expert_choice\"",
          "a token has another number of experts in each step", "let tokens choose, or leave memory.budget out");
@@ -49,6 +48,11 @@ void check_memory(const RunConfig& config) {
   if (config.train.checkpoint_activations)
     throw UserError("both memory.budget and train.checkpoint_activations are given",
                     "leave train.checkpoint_activations out: the plan decides what is made again");
+}
+
+std::shared_ptr<plan::PagedAllocations> paged_until_there_is_a_plan(const MemorySection& memory) {
+  if (memory.budget.empty() || memory.folder.empty()) return nullptr;
+  return std::make_shared<plan::PagedAllocations>(memory.folder);
 }
 
 PlannedStep::Options planned_step_options(const MemorySection& memory) {

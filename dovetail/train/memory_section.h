@@ -1,5 +1,7 @@
 #pragma once
 
+#include <memory>
+
 #include "dovetail/train/planned_step.h"
 
 namespace dovetail {
@@ -10,6 +12,9 @@ struct RunConfig;
 /// Throws UserError where [memory] says something that cannot be, and where it has a budget for a run whose steps are
 /// not all alike, naming what makes them differ.
 void check_memory(const RunConfig& config);
+
+/// Null without a budget or a folder; made before anything that a planned step works on.
+std::shared_ptr<plan::PagedAllocations> paged_until_there_is_a_plan(const MemorySection& memory);
 
 /// What [memory] asks of a planned step.
 PlannedStep::Options planned_step_options(const MemorySection& memory);

@@ -35,10 +35,10 @@ constexpr double kShareOfCurve = 30;  // of that time one budget of the curve ge
 }  // namespace
 
 struct PlannedStep::State {
-  std::function<void(const at::Tensor&)> work;
+  Work work;
   plan::StepTensors tensors;
   Options options;
-  at::Tensor tokens;  // the steps' input, always at one place
+  std::vector<at::Tensor> inputs;  // of every step, always at one place each
   int steps = 0;
   std::optional<plan::CapturedStep> captured;
   plan::StepGraph graph;
@@ -50,32 +50,39 @@ struct PlannedStep::State {
   std::vector<plan::TradeOff> curve;
   std::vector<plan::Executor::Run> runs;  // by the plan
 
-  void take(const at::Tensor& given) {
-    if (!tokens.defined()) {
-      tokens = at::empty_like(given);
-      tensors.inputs.emplace_back("tokens", tokens);
+  void take(const Inputs& given) {
+    if (steps == 0)
+      for (const auto& [name, tensor] : given) {
+        inputs.push_back(at::empty_like(tensor));
+        tensors.inputs.emplace_back(name, inputs.back());
+      }
+    DOVETAIL_CHECK(given.size() == inputs.size(), "{} inputs became {}", inputs.size(), given.size());
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const auto& [name, tensor] = given[i];
+      DOVETAIL_CHECK(name == tensors.inputs[i].first, "input {} became {}", tensors.inputs[i].first, name);
+      user_check(tensor.sizes() == inputs[i].sizes(), "memory.budget: a step has {} {}, but its plan is for {}", name,
+                 describe(tensor), describe(inputs[i]));
+      inputs[i].copy_(tensor);
     }
-    user_check(given.sizes() == tokens.sizes(), "memory.budget: a step has tokens {}, but its plan is for {}",
-               describe(given), describe(tokens));
-    tokens.copy_(given);
   }
 
   void record() {
     plan::CapturedStep step = plan::record_step(
         [&] {
-          work(tokens);
+          work(inputs);
           return std::vector<at::Tensor>();
         },
         tensors);
     if (captured) plan::check_steady(*captured, step);
     captured = std::move(step);
-    graph = plan::graph_of(*captured);
-    allow_compression(graph, options);
+    graph = graph_allowing(options);
   }
 
-  void allow_compression(plan::StepGraph& of, const Options& allowed) const {
-    if (allowed.compress) plan::allow_same_codes(*captured, of);
-    if (allowed.compress_mxfp8) plan::allow_loss(*captured, of);
+  plan::StepGraph graph_allowing(const Options& allowed) const {
+    plan::StepGraph out = plan::graph_of(*captured);
+    if (allowed.compress) plan::allow_same_codes(*captured, out);
+    if (allowed.compress_mxfp8) plan::allow_loss(*captured, out);
+    return out;
   }
 
   plan::Timeline kept() const {
@@ -99,12 +106,7 @@ struct PlannedStep::State {
       if (options.*allowed) continue;
       Options more = options;
       more.*allowed = true;
-      plan::StepGraph of = graph;
-      if (allowed == &Options::compress || allowed == &Options::compress_mxfp8) {
-        of = plan::graph_of(*captured);
-        allow_compression(of, more);
-      }
-      if (plan::floor_of(of.graph, solve_options(more)).bytes >= floor.bytes) continue;
+      if (plan::floor_of(graph_allowing(more).graph, solve_options(more)).bytes >= floor.bytes) continue;
       out += fmt::format("{}\"{}\"", out.empty() ? "; " : " or ", name);
     }
     return out.empty() ? out : out + " in memory.allow would lower the floor";
@@ -179,8 +181,7 @@ nlohmann::ordered_json to_json(const MemoryPlanReport& report) {
           {"slowdown", report.bandwidth.slowdown}};
 }
 
-PlannedStep::PlannedStep(std::function<void(const at::Tensor& tokens)> work, plan::StepTensors tensors, Options options)
-    : state_(std::make_unique<State>()) {
+PlannedStep::PlannedStep(Work work, plan::StepTensors tensors, Options options) : state_(std::make_unique<State>()) {
   plan::parse_budget(options.budget, 1 << 30);  // says now what is wrong with it
   state_->work = std::move(work);
   state_->tensors = std::move(tensors);
@@ -189,11 +190,11 @@ PlannedStep::PlannedStep(std::function<void(const at::Tensor& tokens)> work, pla
 
 PlannedStep::~PlannedStep() = default;
 
-void PlannedStep::run(const at::Tensor& tokens) {
+void PlannedStep::run(const Inputs& inputs) {
   State& s = *state_;
-  s.take(tokens);
+  s.take(inputs);
   ++s.steps;
-  if (s.steps == 1) return s.work(s.tokens);
+  if (s.steps == 1) return s.work(s.inputs);
   if (s.steps <= 3) return s.record();
   if (s.steps < 3 + kProfiledSteps) return s.run_profiled();
   if (s.report) {

@@ -69,14 +69,17 @@ class PlannedStep {
        {"algorithms", &Options::algorithms}}};
   static std::vector<std::string> technique_names();
   static plan::SolveOptions solve_options(const Options& options);
-  /// `work` is one step on tokens; what it reads beside its argument and `tensors` is constant, or read by operations
-  /// through pointers (base/operation.h).
-  PlannedStep(std::function<void(const at::Tensor& tokens)> work, plan::StepTensors tensors, Options options);
+  using Inputs = std::vector<std::pair<std::string, at::Tensor>>;
+  /// One step on what it is given.
+  using Work = std::function<void(const std::vector<at::Tensor>& inputs)>;
+  /// What `work` reads beside its argument and `tensors` is constant, or read by operations through pointers
+  /// (base/operation.h).
+  PlannedStep(Work work, plan::StepTensors tensors, Options options);
   ~PlannedStep();
 
-  /// A step. UserError where it cannot be recorded, the budget is below the floor, or tokens have another shape than
-  /// those before.
-  void run(const at::Tensor& tokens);
+  /// A step on inputs with the names of those before. UserError where it cannot be recorded, the budget is below the
+  /// floor, or one has another shape than before.
+  void run(const Inputs& inputs);
 
   /// From the step on that made the plan.
   const std::optional<MemoryPlanReport>& report() const;

@@ -12,14 +12,14 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
+#include "dovetail/base/operation.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/ops/adamw.h"
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/train/collective.h"
 #include "dovetail/train/hashed_tables.h"
+#include "dovetail/train/memory_section.h"
 #include "dovetail/train/ranking_metrics.h"
-#include "dovetail/train/recommender_loss.h"
 #include "dovetail/train/recommender_validation.h"
 #include "dovetail/train/table_checkpoint.h"
 
@@ -67,6 +67,7 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
     : TrainingLoop(run, std::move(group), std::move(state)), resident_before_(static_cast<double>(resident_bytes())) {
   const RunConfig& config = run_.config;
   const auto seed = static_cast<uint64_t>(config.run.seed);
+  std::shared_ptr<plan::PagedAllocations> paged = paged_until_there_is_a_plan(config.memory);
   model_ = make_recommender(config.recommender, recommender_inputs(config));
   initialize(*model_, seed);
   lookups_.emplace(config);
@@ -83,11 +84,19 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
   tables_group_ = group_->split({ranks_of(*group_)});
   optimizer_.emplace(*model_, config.optimizer);
   optimizer_->bind(*model_);
-  reducer_.emplace(group_, optimizer_->parameters(),
-                   GradientReducer::Options{.bucket_bytes = config.train.bucket_bytes});
+  step_.emplace(model_, *lookups_, *optimizer_, group_,
+                RecommenderStep::Options{.grain = config.recommender.grain,
+                                         .clip = config.train.clip,
+                                         .bucket_bytes = config.train.bucket_bytes,
+                                         .task_weights = config.recommender.task_weights});
   nlohmann::ordered_json chosen;
   build_tables(choose_sizes(chosen));
   if (resumed()) restore_from(checkpoint);
+  if (!config.memory.budget.empty()) {
+    PlannedStep::Options options = planned_step_options(config.memory);
+    options.paged = std::move(paged);
+    step_->plan_memory(options);
+  }
   if (folder == nullptr) return;
   const embedding::EmbeddingPlan& plan = tables_->plan();
   nlohmann::ordered_json record = embedding::to_json(tables_->spec(), plan);
@@ -137,6 +146,7 @@ embedding::EmbeddingPlan RecommenderTraining::plan_for(int64_t groups) const {
 }
 
 void RecommenderTraining::build_tables(const TableSizes& sizes) {
+  const UnrecordedAllocations of_the_tables;
   sizes_ = sizes;
   const embedding::PackSpec& spec = lookups_->pack();
   const embedding::EmbeddingPlan plan = plan_for(sizes.groups);
@@ -147,10 +157,11 @@ void RecommenderTraining::build_tables(const TableSizes& sizes) {
                   config().checkpoint.full_every > 1 ? embedding::Changes::kTracked : embedding::Changes::kUntracked);
 }
 
-RecommenderTraining::StepIds RecommenderTraining::start_lookups(int64_t step) {
-  StepIds found{.step = step,
-                .rows = config().rows.by_day() ? loader_->days().num_rows(step) : config().train.batch,
-                .batch = loader_->step(step)};
+StepRows RecommenderTraining::start_lookups(int64_t step) {
+  StepRows found{.step = step,
+                 .rows = config().rows.by_day() ? loader_->days().num_rows(step) : config().train.batch,
+                 .micro_batch = sizes_.micro_batch,
+                 .batch = loader_->step(step)};
   const auto seed = static_cast<uint64_t>(config().run.seed);
   found.ids = lookups_->ids(found.batch, mix_seed(seed, static_cast<uint64_t>(step + 1)));
   const int64_t parts = (run_.most_samples + sizes_.micro_batch - 1) / sizes_.micro_batch;
@@ -158,38 +169,25 @@ RecommenderTraining::StepIds RecommenderTraining::start_lookups(int64_t step) {
   return found;
 }
 
-RecommenderTraining::Losses RecommenderTraining::run_batch(StepIds& now, bool last) {
-  embedding::TableStep& step = now.tables;
-  const int64_t parts = step.micro_batches(), samples = now.ids.samples;
-  const at::Tensor scales = task_scales(now.batch.labels, config().recommender.task_weights, *group_);
-  Losses losses;
-  reducer_->begin();
-  tables_->begin(step);
-  tables_->gather(step, 0);
-  if (!last) ahead_.emplace(start_lookups(now.step + 1));
-  for (int64_t m = 0; m < parts; ++m) {
-    const at::Tensor pooled = tables_->wait(step, m);
-    if (m + 1 < parts) tables_->gather(step, m + 1);
-    const int64_t first = std::min(m * sizes_.micro_batch, samples);
-    tables_->add_gradient(step, m, run_dense(now, first, pooled, scales, m + 1 == parts, losses));
-    if (m == 0 && ahead_) tables_->prefetch(ahead_->tables);
-  }
-  reducer_->finish();
-  return losses;
+RecommenderStep::StartNext RecommenderTraining::start_after(int64_t step, bool last) {
+  return [this, step, last]() -> embedding::TableStep* {
+    if (last) return nullptr;
+    return &ahead_.emplace(start_lookups(step + 1)).tables;
+  };
 }
 
-RecommenderTraining::StepIds RecommenderTraining::take_step(int64_t step) {
-  StepIds now = ahead_ && ahead_->step == step ? std::move(*ahead_) : start_lookups(step);
+StepRows RecommenderTraining::take_step(int64_t step) {
+  StepRows now = ahead_ && ahead_->step == step ? std::move(*ahead_) : start_lookups(step);
   ahead_.reset();
   return now;
 }
 
 StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) {
   const double begin_s = now_seconds();
-  StepIds now = take_step(number - 1);
+  StepRows now = take_step(number - 1);
   timings.data_ms = 1e3 * (now_seconds() - begin_s);
-  const Losses losses = run_batch(now, number == total_steps());
-  timings.communication_ms = 1e3 * reducer_->exposed_s();
+  const StepOutcome outcome = step_->run(now, *tables_, start_after(now.step, number == total_steps()), lr, want_stop);
+  timings.communication_ms = 1e3 * step_->gradients().exposed_s();
   if (const auto tiers = tables_->tier_counters()) {
     const int64_t hits = tiers->hits - tiers_before_.hits, misses = tiers->misses - tiers_before_.misses;
     timings.hit_rate = static_cast<double>(hits) / static_cast<double>(std::max<int64_t>(1, hits + misses));
@@ -197,66 +195,18 @@ StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want
   }
 
   const TraceSpan span("update");
-  const auto weight = static_cast<double>(now.rows);
-  std::vector<at::Tensor> gradients;
-  for (size_t i = 0; i < reducer_->size(); ++i) gradients.push_back(reducer_->gradient(i));
-  const std::vector<double> sums = sum_over_ranks(*group_, {losses.loss, want_stop ? 1.0 : 0.0, losses.auxiliary});
-  StepOutcome outcome = {.loss = sums[0] / weight,
-                         .grad_norm = std::sqrt(sum_of_squares(gradients)) / weight,
-                         .tokens = now.rows,
-                         .stop = sums[1] > 0};
-  if (has_negatives(config().recommender)) outcome.auxiliary_loss = sums[2] / weight;
-  outcome.skipped = !std::isfinite(outcome.loss) || !std::isfinite(outcome.grad_norm);
   if (outcome.skipped) {
     tables_->discard(now.tables);
     return outcome;
   }
   tables_->set_lr(config().embedding.lr * lr / config().optimizer.lr);
   tables_->update(now.tables);
-  const double clip = config().train.clip;
-  const bool clipped = clip > 0 && outcome.grad_norm > clip;
-  optimizer_->set_update(
-      Optimizer::Numbers{.lr = lr, .grad_scale = (clipped ? clip / outcome.grad_norm : 1.0) / weight});
-  optimizer_->update(*reducer_);
   return outcome;
 }
 
-at::Tensor RecommenderTraining::run_dense(const StepIds& step, int64_t first, const at::Tensor& pooled,
-                                          const at::Tensor& scales, bool last, Losses& losses) {
-  const int64_t samples = pooled.size(0), grain = config().recommender.grain;
-  const auto weight = static_cast<double>(step.rows);
-  at::Tensor gradient = samples > grain ? embedding::allocate(pooled.numel()).view(pooled.sizes()) : pooled;
-  if (last && samples == 0) reducer_->arm();
-  for (int64_t begin = 0; begin < samples; begin += grain) {
-    const int64_t at = first + begin, count = std::min(grain, samples - begin);
-    const at::Tensor embedded = pooled.narrow(0, begin, count).detach().requires_grad_();
-    at::Tensor sum;
-    {
-      const TraceSpan span("forward");
-      const embedding::Jagged ids = embedding::samples_of(step.ids, at, count);
-      const RecommenderOutput found =
-          model_->forward(lookups_->model_input(step.batch.dense.narrow(0, at, count), ids, embedded));
-      sum = loss_sum(found.logits, step.batch.labels.narrow(0, at, count), scales);
-      losses.loss += sum.item<double>();
-      if (found.auxiliary.defined()) {
-        losses.auxiliary += found.auxiliary.item<double>();
-        sum = sum + found.auxiliary;
-      }
-    }
-    if (last && begin + grain >= samples) reducer_->arm();
-    const TraceSpan span("backward");
-    sum.backward();
-    const at::Tensor of_mean = embedded.grad().div_(weight);
-    if (samples > grain) {
-      gradient.narrow(0, begin, count).copy_(of_mean);
-    } else {
-      gradient = of_mean;
-    }
-  }
-  return gradient;
-}
-
 void RecommenderTraining::report_step() {
+  if (step_->memory_plan() != nullptr && output() != nullptr)
+    memory_plan_log_.report(*step_->memory_plan(), config().folder(), complete());
   const int64_t every = config().log.tables_every;
   const bool hashed = std::ranges::any_of(tables_->spec().tables, &embedding::TableSpec::hashed);
   if (!hashed || every == 0 || (state_.step % every != 0 && !complete())) return;
@@ -354,8 +304,11 @@ void RecommenderTraining::restore_from(const StoredCheckpoint* checkpoint) {
       if (!is_of_table(name)) of_model.emplace(name, checkpoint->read(name));
     optimizer_->load(of_model, state_.updates);
   });
-  load_tables(*tables_, checkpoint, *group_);
-  restore_hashed_tables(*tables_, checkpoint);
+  {
+    const UnrecordedAllocations of_the_tables;
+    load_tables(*tables_, checkpoint, *group_);
+    restore_hashed_tables(*tables_, checkpoint);
+  }
   tables_->set_steps(state_.updates, state_.step);
   if (group_->size() == 1) return;
   std::map<std::string, at::Tensor> own = optimizer_->tensors();

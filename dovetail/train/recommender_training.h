@@ -12,8 +12,10 @@
 #include "dovetail/embedding/distributed.h"
 #include "dovetail/models/recommender.h"
 #include "dovetail/train/loop.h"
+#include "dovetail/train/memory_plan_log.h"
 #include "dovetail/train/optimizer.h"
 #include "dovetail/train/recommender_lookups.h"
+#include "dovetail/train/recommender_step.h"
 #include "dovetail/train/recommender_tuning.h"
 
 namespace dovetail {
@@ -22,9 +24,7 @@ namespace dovetail {
 ///
 /// A step is synchronous: all rows of its batch are looked up before any is updated. Its gradients are those of the
 /// mean loss of the batch (task_scales says what that is for several tasks); train.clip is of the dense part's. Tables
-/// are spread over the ranks, the dense part is on each. While a micro-batch is in the dense part, the rows of the next
-/// one are on their way. The dense part takes recommender.grain samples at a time, so that its sums have the same bits
-/// however the batch is cut into micro-batches.
+/// are spread over the ranks, the dense part is on each (RecommenderStep).
 class RecommenderTraining : public TrainingLoop {
  public:
   /// `checkpoint` (rank 0's; null: a new run) is restored. `folder` is null on other ranks than 0.
@@ -45,23 +45,10 @@ class RecommenderTraining : public TrainingLoop {
   void stream_tensors(CheckpointKind kind, StreamedTensors* to) override;
   nlohmann::json checkpoint_state() const override;
 
-  /// Rows of a step, counted from 0, and what they look up, on its way to the tables.
-  struct StepIds {
-    int64_t step;
-    int64_t rows;  ///< of all ranks
-    RowBatch batch;
-    embedding::Jagged ids;
-    embedding::TableStep tables;
-  };
-  /// Sums over the samples of this rank.
-  struct Losses {
-    double loss = 0, auxiliary = 0;
-  };
-
-  StepIds start_lookups(int64_t step);
-  StepIds take_step(int64_t step);
-  /// Forward and backward, with the start of the next step in between unless this one is the last.
-  Losses run_batch(StepIds& now, bool last);
+  StepRows start_lookups(int64_t step);
+  StepRows take_step(int64_t step);
+  /// Starts the step behind `step`, unless that is the last.
+  RecommenderStep::StartNext start_after(int64_t step, bool last);
   /// The ids that a sample of this data has, of each feature.
   void count_ids();
   embedding::EmbeddingPlan plan_for(int64_t groups) const;
@@ -71,10 +58,6 @@ class RecommenderTraining : public TrainingLoop {
   /// Seconds of one of some steps with the tables that are built, over all ranks.
   double time_steps(int64_t micro_batch);
   void restore_from(const StoredCheckpoint* checkpoint);
-  /// Forward and backward of samples [first, first + pooled.size(0)) of the rank's batch, whose losses are added to
-  /// `losses`: the gradient of `pooled` for the mean over the whole batch.
-  at::Tensor run_dense(const StepIds& step, int64_t first, const at::Tensor& pooled, const at::Tensor& scales,
-                       bool last, Losses& losses);
   /// The length of the run, where its days decide it.
   void count_steps();
   /// How the model ranks rows [0, rows), of which `read(begin, end)` gives a part.
@@ -90,12 +73,13 @@ class RecommenderTraining : public TrainingLoop {
   int64_t timed_step_ = 0;  ///< where time_steps goes on
   std::optional<embedding::DistributedTables> tables_;
   std::optional<Optimizer> optimizer_;
-  std::optional<GradientReducer> reducer_;
+  std::optional<RecommenderStep> step_;
   std::optional<RowLoader> loader_;
   embedding::HashedCounters keys_before_;                 ///< of all ranks, up to the last line of tables.jsonl
   embedding::TierCounters tiers_before_;                  ///< of this rank, up to the last step
-  std::optional<StepIds> ahead_;                          ///< of the next step
+  std::optional<StepRows> ahead_;                         ///< of the next step
   std::vector<std::vector<RankingMetrics>> validations_;  ///< of each task, of this process
+  MemoryPlanLog memory_plan_log_;
 };
 
 }  // namespace dovetail

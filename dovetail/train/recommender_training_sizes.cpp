@@ -26,8 +26,8 @@ double RecommenderTraining::time_steps(int64_t micro_batch) {
   if (timed_step_ < begin || timed_step_ + count > total_steps()) timed_step_ = begin;
   const double begin_s = now_seconds();
   for (int64_t i = 0; i < count; ++i) {
-    StepIds now = take_step(timed_step_++);
-    run_batch(now, i + 1 == count);
+    StepRows now = take_step(timed_step_++);
+    step_->pass(now, *tables_, start_after(now.step, i + 1 == count));
     tables_->update(now.tables);
   }
   const double step_s = (now_seconds() - begin_s) / static_cast<double>(count);

@@ -4,14 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <span>
 #include <vector>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/ops/adamw.h"
 #include "dovetail/train/collective.h"
+#include "dovetail/train/gradient_squares.h"
 
 namespace dovetail {
 
@@ -32,7 +32,8 @@ void TrainStep::plan_memory(const PlannedStep::Options& options) {
   for (const auto& item : model_->named_parameters()) tensors.parameters.emplace_back(item.key(), item.value());
   tensors.state = optimizer_.state();
   tensors.state.emplace_back("judged", judged_);
-  planned_.emplace([this](const at::Tensor& tokens) { work(tokens); }, std::move(tensors), options);
+  planned_.emplace([this](const std::vector<at::Tensor>& inputs) { work(inputs.front()); }, std::move(tensors),
+                   options);
 }
 
 StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop, const StepPlace& place) {
@@ -40,7 +41,7 @@ StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop, 
   now_ = {.lr = lr, .want_stop = want_stop, .place = place, .weight = count_targets(tokens)};
   if (planned_) {
     check_place(place);
-    planned_->run(tokens);
+    planned_->run({{"tokens", tokens}});
   } else {
     work(tokens);
   }
@@ -63,11 +64,7 @@ void TrainStep::work(const at::Tensor& tokens) {
   of.reads.push_back(losses.router);
   operation("dovetail::judge", std::move(of), [this](const Operands& given) {
     const UnrecordedAllocations of_the_group;
-    double squares = 0;
-    for (size_t i = 0; i + 2 < given.reads.size(); ++i) {
-      const auto* of_piece = given.reads[i].const_data_ptr<double>();
-      squares = std::accumulate(of_piece, of_piece + given.reads[i].numel(), squares);
-    }
+    const double squares = sum_of_pieces(std::span(given.reads).first(given.reads.size() - 2));
     const at::Tensor &loss = given.reads[given.reads.size() - 2], &router = given.reads.back();
     now_.outcome =
         judge(loss.item<double>(), router.defined() ? std::optional(router.item<double>()) : std::nullopt, squares);
@@ -115,13 +112,7 @@ std::vector<at::Tensor> TrainStep::squares_of_share() const {
     if (i % static_cast<size_t>(holders.size()) == static_cast<size_t>(holders.rank()))
       share.push_back(reducer_.gradient(i));
   }
-  if (!operations_are_recorded()) return {squares_of_pieces(share)};
-  // A plan moves each gradient on its own.
-  std::vector<at::Tensor> out;
-  for (const at::Tensor& gradient : share)
-    out.push_back(operation("dovetail::squares", {.reads = {gradient}},
-                            [](const Operands& of) { return std::vector{squares_of_pieces(of.reads)}; })[0]);
-  return out;
+  return squares_of(share);
 }
 
 StepOutcome TrainStep::judge(double loss_sum, std::optional<double> router_sum, double squares) const {

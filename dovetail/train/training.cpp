@@ -20,9 +20,7 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
                    const std::map<std::string, at::Tensor>& tensors)
     : TrainingLoop(run, std::move(group), std::move(state)), parallel_(run.config, group_) {
   const RunConfig& config = run_.config;
-  std::shared_ptr<plan::PagedAllocations> paged;  // until there is a plan
-  if (!config.memory.budget.empty() && !config.memory.folder.empty())
-    paged = std::make_shared<plan::PagedAllocations>(config.memory.folder);
+  std::shared_ptr<plan::PagedAllocations> paged = paged_until_there_is_a_plan(config.memory);
   model_ = std::make_shared<GPT>(config.model, c10::kCPU, parallel_.ranks());
   model_->checkpoint_activations = config.train.checkpoint_activations;
   if (!resumed()) initialize(*model_, static_cast<uint64_t>(config.run.seed), config.train.init_noise);
@@ -101,30 +99,9 @@ StepOutcome Training::train_step(int64_t number, double lr, bool want_stop, Step
 void Training::report_step() {
   report_quantization();
   report_expert_load();
-  report_memory_plan();
+  if (step_->memory_plan() != nullptr && output() != nullptr)
+    memory_plan_log_.report(*step_->memory_plan(), config().folder(), complete());
   plans_->end_step(state_.step, *group_);
-}
-
-void Training::report_memory_plan() {
-  if (step_->memory_plan() == nullptr || !step_->memory_plan()->report() || output() == nullptr) return;
-  if (said_memory_plan_) {
-    if (measured_memory_plan_ || (!step_->memory_plan()->is_measured() && !complete())) return;
-    measured_memory_plan_ = true;
-    return step_->memory_plan()->write(config().folder());
-  }
-  said_memory_plan_ = true;
-  const MemoryPlanReport& made = *step_->memory_plan()->report();
-  const auto size = [](int64_t bytes) { return format_bytes(static_cast<double>(bytes)); };
-  const auto rate = [](double bytes_per_s) { return fmt::format("{}/s", format_bytes(bytes_per_s)); };
-  log_info(
-      "memory plan: {} of {} with everything kept (floor {}); in a step {} operations, {} moved out and back ({}, {}, "
-      "computing {:.0f} % slower), "
-      "{} made again, {} compressed to {}; {:.0f} ms predicted, {:.0f} ms with everything kept; solved in {:.1f} s",
-      size(made.step_bytes), size(made.keep_all_bytes), size(made.floor_bytes), made.nodes, size(made.offloaded_bytes),
-      rate(made.bandwidth.to_host), rate(made.bandwidth.to_device), 100 * made.bandwidth.slowdown,
-      size(made.again_bytes), size(made.compressed_bytes), size(made.packed_bytes), 1e3 * made.predicted_s,
-      1e3 * made.keep_all_s, made.solve_s);
-  if (output() != nullptr) step_->memory_plan()->write(config().folder());  // of rank 0; others have their own
 }
 
 std::optional<Validation> Training::evaluate() {

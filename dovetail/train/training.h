@@ -11,6 +11,7 @@
 #include "dovetail/train/expert_parallel.h"
 #include "dovetail/train/expert_plans.h"
 #include "dovetail/train/loop.h"
+#include "dovetail/train/memory_plan_log.h"
 #include "dovetail/train/optimizer.h"
 #include "dovetail/train/quantization.h"
 #include "dovetail/train/router_bias.h"
@@ -43,8 +44,6 @@ class Training : public TrainingLoop {
   void report_quantization();
   /// Records how the step's tokens spread over the experts.
   void report_expert_load();
-  /// Once there is one: what it came to, and its files in the run's folder; those again when steps by it were measured.
-  void report_memory_plan();
 
   ExpertParallel parallel_;
   std::shared_ptr<GPT> model_;
@@ -55,7 +54,7 @@ class Training : public TrainingLoop {
   std::optional<Optimizer> optimizer_;
   std::optional<TrainStep> step_;
   std::optional<Loader> loader_;
-  bool said_memory_plan_ = false, measured_memory_plan_ = false;
+  MemoryPlanLog memory_plan_log_;
 };
 
 }  // namespace dovetail

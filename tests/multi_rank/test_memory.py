@@ -1,6 +1,7 @@
 """memory.budget on several ranks: each by a plan of its own, all with the bits of the same run without one."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -31,10 +32,16 @@ def loads(run: Path) -> list[dict]:
     return [json.loads(line)["layers"] for line in (run / "experts.jsonl").read_text().splitlines()]
 
 
-def expect_a_plan_within_the_budget(run: Path) -> None:
+def weights(run: Path) -> dict[str, bytes]:
+    """The tensors of the last checkpoint, file by file."""
+    last = max((run / "checkpoints").glob("step-*"))
+    return {path.name: path.read_bytes() for path in last.glob("*.safetensors")}
+
+
+def expect_a_plan_within_the_budget(run: Path, collectives: tuple[str, ...] = ("all_to_all", "all_reduce")) -> None:
     nodes = [node["name"] for node in json.loads((run / "graph.json").read_text())["nodes"]]
     actions = json.loads((run / "plan.json").read_text())["actions"]
-    ours = [node for node in nodes if "all_to_all" in node or "all_reduce" in node]
+    ours = [node for node in nodes if any(name in node for name in collectives)]
     ran = [action["node"] for action in actions if action["op"] == "compute"]
     assert ours
     assert [node for node in ran if node in ours] == ours, "every collective runs once, in the order of the step"
@@ -51,7 +58,7 @@ def test_two_ranks_by_plan_have_the_bits_of_two_ranks_without(tmp_path):
         launch(workspace, 2, name, **MODEL, **budget)
         assert metrics(workspace / name) == metrics(workspace / "plain")
         plan = json.loads((workspace / name / "plan.json").read_text())
-        assert any(action["op"] == "offload" for action in plan["actions"])
+        assert any(action["op"] in ("offload", "prefetch") for action in plan["actions"])
         expect_a_plan_within_the_budget(workspace / name)
 
 
@@ -67,3 +74,45 @@ def test_experts_over_two_ranks_by_plan_have_the_bits_of_those_without(tmp_path,
     if precision:
         assert (planned / "quantization.jsonl").read_bytes() == (plain / "quantization.jsonl").read_bytes()
     expect_a_plan_within_the_budget(planned)
+
+
+RECOMMENDER = """
+[run]
+name = "clicks"
+device = "cpu"
+threads = 1
+[recommender]
+model = "dlrm"
+dim = 8
+bottom = [128, 128]
+deep = [128, 128, 128]
+grain = 256
+[rows]
+files = ["rows.tsv"]
+label = "clicked"
+dense = [{ columns = "size", transform = "standard" }]
+sparse = [{ columns = "user", num_rows = 50 }, { columns = "item", num_rows = 60 }]
+[embedding]
+sharding = "row"
+[train]
+steps = 12
+batch = 1024
+[schedule]
+decay = "constant"
+[log]
+tensorboard = false
+"""
+
+
+def test_a_recommender_on_two_ranks_by_plan_has_the_bits_of_one_without(tmp_path):
+    draw = random.Random(1)
+    rows = [
+        f"u{draw.randrange(40)}\ti{draw.randrange(30)}\t{draw.random():.3f}\t{draw.randrange(2)}" for _ in range(6000)
+    ]
+    (tmp_path / "rows.tsv").write_text("\n".join(["user\titem\tsize\tclicked", *rows]) + "\n")
+    (tmp_path / "run.toml").write_text(RECOMMENDER)
+    launch(tmp_path, 2, "plain")
+    launch(tmp_path, 2, "planned", memory__budget="0.7x", memory__solve_s="1", train__micro_batch="256")
+    assert metrics(tmp_path / "planned") == metrics(tmp_path / "plain")
+    assert weights(tmp_path / "planned") == weights(tmp_path / "plain") != {}
+    expect_a_plan_within_the_budget(tmp_path / "planned", collectives=("all_reduce", "lookup", "send_gradient"))

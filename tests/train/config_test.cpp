@@ -89,12 +89,13 @@ TEST_F(RunConfigFile, RefusesWhatTheTaskDoesNotRead) {
       "[recommender]\nmodel = \"deepfm\"\n[rows]\nfiles = [\"a.tsv\"]\nlabel = \"clicked\"\n"
       "sparse = [{ columns = \"user\", num_rows = 9 }]\n";
   EXPECT_EQ(refusal(clicks), "accepted");
+  EXPECT_EQ(refusal(clicks + "[memory]\nbudget = \"0.5x\"\n"), "accepted");
   const std::pair<const char*, const char*> cases[] = {
       {"[model]\nlayers = 3\n", "model.layers = 3 does nothing: this run trains a recommender"},
       {"[data]\ntext = [\"a\"]\n", "data.text.0"},
       {"[precision]\nrecipe = \"mxfp8\"\n", "precision.recipe"},
       {"[parallel]\nexpert = 2\n", "parallel.expert"},
-      {"[memory]\nbudget = \"0.5x\"\n", "memory.budget does not work with recommender.model = \"deepfm\""},
+      {"day = \"date\"\n[memory]\nbudget = \"0.5x\"\n", "memory.budget does not work with rows.day = \"date\""},
       {"[log]\nsample_prompts = [\"a\"]\n", "log.sample_prompts.0"},
       {"[embedding]\nmomentum = 0.5\n", "embedding.momentum does nothing with embedding.optimizer"},
       {"[embedding]\noptimizer = \"sgd\"\neps = 0.5\n", "embedding.eps does nothing"},

@@ -1,0 +1,29 @@
+#include "dovetail/train/gradient_squares.h"
+
+#include <numeric>
+
+#include "dovetail/base/operation.h"
+#include "dovetail/ops/adamw.h"
+
+namespace dovetail {
+
+std::vector<at::Tensor> squares_of(const std::vector<at::Tensor>& gradients) {
+  if (!operations_are_recorded()) return {squares_of_pieces(gradients)};
+  std::vector<at::Tensor> out;
+  out.reserve(gradients.size());
+  for (const at::Tensor& gradient : gradients)
+    out.push_back(operation("dovetail::squares", {.reads = {gradient}},
+                            [](const Operands& of) { return std::vector{squares_of_pieces(of.reads)}; })[0]);
+  return out;
+}
+
+double sum_of_pieces(std::span<const at::Tensor> squares) {
+  double sum = 0;
+  for (const at::Tensor& of_some : squares) {
+    const auto* piece = of_some.const_data_ptr<double>();
+    sum = std::accumulate(piece, piece + of_some.numel(), sum);
+  }
+  return sum;
+}
+
+}  // namespace dovetail

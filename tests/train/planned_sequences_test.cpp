@@ -1,0 +1,26 @@
+// Recommenders that read sequences, whose dense part trains within a memory budget.
+#include <gtest/gtest.h>
+
+#include "tests/train/planned_recommender.h"
+
+namespace dovetail {
+namespace {
+
+using test::gives_the_same_bits_within_its_budget;
+using test::SlowTier;
+
+// Of these, storages below the least that moves are more of a step.
+TEST(PlannedSequences, OfDinGiveTheSameBitsWithinTheirBudget) {
+  gives_the_same_bits_within_its_budget("din", "0.7x", SlowTier::kMemory);
+}
+
+TEST(PlannedSequences, OfDienGiveTheSameBitsWithinTheirBudget) {
+  gives_the_same_bits_within_its_budget("dien", "0.6x", SlowTier::kDisk);
+}
+
+TEST(PlannedSequences, OfCanGiveTheSameBitsWithinTheirBudget) {
+  gives_the_same_bits_within_its_budget("can", "0.7x", SlowTier::kMemory);
+}
+
+}  // namespace
+}  // namespace dovetail
