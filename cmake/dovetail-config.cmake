@@ -20,8 +20,8 @@ foreach(layer base data ops mx comm plan io moe embedding hybrid models train)
   endif()
 endforeach()
 # The order of cmake/layers.cmake, so that naming the top one is enough.
-target_link_libraries(dovetail::train INTERFACE dovetail::models dovetail::embedding dovetail::moe dovetail::io
-                                                dovetail::plan dovetail::comm dovetail::mx dovetail::ops dovetail::data
+target_link_libraries(dovetail::train INTERFACE dovetail::models dovetail::hybrid dovetail::embedding dovetail::moe
+                                                dovetail::io dovetail::plan dovetail::comm dovetail::mx dovetail::ops dovetail::data
                                                 dovetail::base)
 target_link_libraries(dovetail::models INTERFACE dovetail::embedding dovetail::moe dovetail::io dovetail::mx
                                                  dovetail::ops dovetail::data dovetail::base)

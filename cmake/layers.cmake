@@ -11,7 +11,7 @@ set(LAYER_moe "base;ops;mx;comm")
 set(LAYER_embedding "base;ops;mx;comm")
 set(LAYER_hybrid "base;ops;mx;comm")
 set(LAYER_models "base;data;ops;mx;io;moe;embedding")
-set(LAYER_train "base;data;ops;mx;comm;plan;io;moe;embedding;models")
+set(LAYER_train "base;data;ops;mx;comm;plan;io;moe;embedding;hybrid;models")
 set(LAYER_cli "base;data;ops;mx;comm;plan;io;moe;embedding;hybrid;models;train")
 set(LAYERS base data ops mx comm plan io moe embedding hybrid models train cli)
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <vector>
 
 #include "dovetail/base/error.h"
@@ -38,10 +39,14 @@ struct Phase {
 /// The samples (a pure function of the step) and the thread that makes them ahead of time.
 struct Loader::State {
   LoaderOptions options;
+  int64_t begin, end;  ///< of this rank
   std::vector<std::unique_ptr<Source>> sources;
   std::vector<Phase> phases;
 
-  State(const DataConfig& config, const LoaderOptions& given) : options(given) {
+  State(const DataConfig& config, const LoaderOptions& given)
+      : options(given),
+        begin(given.batch * given.rank / given.world),
+        end(given.batch * (given.rank + 1) / given.world) {
     DOVETAIL_CHECK(options.batch > 0 && options.context > 0 && options.total_steps > 0,
                    "batch {}, context {}, {} steps", options.batch, options.context, options.total_steps);
     DOVETAIL_CHECK(options.rank >= 0 && options.rank < options.world, "rank {} of {}", options.rank, options.world);
@@ -110,8 +115,6 @@ struct Loader::State {
   }
 
   at::Tensor make(int64_t step) const {
-    const int64_t begin = options.batch * options.rank / options.world;
-    const int64_t end = options.batch * (options.rank + 1) / options.world;
     const int64_t length = options.context + 1;
     at::Tensor tokens = at::empty({end - begin, length}, at::kLong);
     const Phase& phase = phase_of(step);
@@ -127,17 +130,33 @@ struct Loader::State {
     return tokens;
   }
 
-  Prefetcher<at::Tensor> prefetcher{[this](int64_t step) { return make(step); }};  ///< last: it uses the others
+  void start() {
+    prefetcher.emplace([this](int64_t step) { return make(step); });
+  }
+
+  std::optional<Prefetcher<at::Tensor>> prefetcher;  ///< last: it uses the others
 };
 
 Loader::Loader(const DataConfig& config, const LoaderOptions& options)
-    : state_(std::make_unique<State>(config, options)) {}
+    : state_(std::make_unique<State>(config, options)) {
+  state_->start();
+}
 
 Loader::~Loader() = default;
 
 at::Tensor Loader::step(int64_t step) {
   DOVETAIL_CHECK(step >= 0, "step {}", step);
-  return state_->prefetcher.take(step);
+  return state_->prefetcher->take(step);
+}
+
+void Loader::set_part(int64_t begin, int64_t end) {
+  DOVETAIL_CHECK(begin >= 0 && begin < end && end <= state_->options.batch, "samples [{}, {}) of {}", begin, end,
+                 state_->options.batch);
+  if (begin == state_->begin && end == state_->end) return;
+  state_->prefetcher.reset();
+  state_->begin = begin;
+  state_->end = end;
+  state_->start();
 }
 
 const TokenStore& Loader::first_store() const { return state_->sources.front()->store; }

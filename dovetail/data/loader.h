@@ -30,6 +30,9 @@ class Loader {
   /// Tokens of `step` for this rank: (batch of this rank, T + 1) int64 on CPU. Fast when steps come in order.
   at::Tensor step(int64_t step);
 
+  /// From the next `step` on this rank gets samples [begin, end) of a step. What was prefetched is made again.
+  void set_part(int64_t begin, int64_t end);
+
   const TokenStore& first_store() const;  ///< tokenizer and validation data of the first source
   /// One line per source for the log: path, tokens, weight, epochs over the run.
   std::string summary() const;

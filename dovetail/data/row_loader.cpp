@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
@@ -55,7 +56,8 @@ struct RowLoader::State {
   DayOrder days;
   BlockStarts train_starts, validation_starts;
   BlockPool train_pool, validation_pool;
-  bool kept = true;  ///< all blocks are in the pools for good
+  std::optional<std::pair<int64_t, int64_t>> own_part;  ///< none: the rank-th of parts of one size
+  bool kept = true;                                     ///< all blocks are in the pools for good
 
   State(const RowsConfig& rows, const RowLoaderOptions& given, std::unique_ptr<RowReader> opened, RowScan scan)
       : config(rows),
@@ -121,6 +123,7 @@ struct RowLoader::State {
 
   /// This rank's part of a step, counted from the step's first row.
   std::pair<int64_t, int64_t> part(int64_t rows) const {
+    if (own_part) return {std::min(own_part->first, rows), std::min(own_part->second, rows)};
     return {rows * options.rank / options.world, rows * (options.rank + 1) / options.world};
   }
 
@@ -173,7 +176,11 @@ struct RowLoader::State {
     return assembler.batch(refs);
   }
 
-  Prefetcher<RowBatch> prefetcher{[this](int64_t step) { return make(step); }};  ///< last: it uses the others
+  void start() {
+    prefetcher.emplace([this](int64_t step) { return make(step); });
+  }
+
+  std::optional<Prefetcher<RowBatch>> prefetcher;  ///< last: it uses the others
 };
 
 RowLoader::RowLoader(const RowsConfig& config, const RowLoaderOptions& options) {
@@ -181,13 +188,23 @@ RowLoader::RowLoader(const RowsConfig& config, const RowLoaderOptions& options) 
   auto reader = std::make_unique<RowReader>(config);
   RowScan scan = scan_rows(config, *reader);
   state_ = std::make_unique<State>(config, options, std::move(reader), std::move(scan));
+  state_->start();
 }
 
 RowLoader::~RowLoader() = default;
 
 RowBatch RowLoader::step(int64_t step) {
   DOVETAIL_CHECK(step >= 0, "step {}", step);
-  return state_->prefetcher.take(step);
+  return state_->prefetcher->take(step);
+}
+
+void RowLoader::set_part(int64_t begin, int64_t end) {
+  DOVETAIL_CHECK(begin >= 0 && begin < end && end <= state_->options.batch, "rows [{}, {}) of {}", begin, end,
+                 state_->options.batch);
+  if (state_->own_part == std::pair(begin, end)) return;
+  state_->prefetcher.reset();
+  state_->own_part = {begin, end};
+  state_->start();
 }
 
 RowBatch RowLoader::validation(int64_t begin, int64_t end) {

@@ -51,6 +51,10 @@ class RowLoader {
   /// This rank's rows of `step`. Fast when steps come in order.
   RowBatch step(int64_t step);
 
+  /// From the next `step` on this rank gets rows [begin, end) of a step, as far as it has so many. What was prefetched
+  /// is made again.
+  void set_part(int64_t begin, int64_t end);
+
   /// Rows [begin, end) of validation, in the order of the files. Fast when calls go forward.
   RowBatch validation(int64_t begin, int64_t end);
 

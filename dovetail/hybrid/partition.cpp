@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <queue>
 #include <tuple>
 
@@ -65,27 +66,23 @@ std::vector<int64_t> round_down(int64_t grains, std::span<const DeviceCost> devi
 
 void check(int64_t rows, std::span<const DeviceCost> devices, int64_t grain) {
   DOVETAIL_CHECK(rows >= 0 && grain >= 1, "{} rows in grains of {}", rows, grain);
-  for (const DeviceCost& device : devices)
+  int64_t least = 0;
+  for (const DeviceCost& device : devices) {
     DOVETAIL_CHECK(std::isfinite(device.row_s) && device.row_s > 0 && std::isfinite(device.start_s) &&
                        device.start_s >= 0 && device.max_rows >= 0,
                    "a device of {} s + {} s a row, at most {} rows", device.start_s, device.row_s, device.max_rows);
+    DOVETAIL_CHECK(device.min_rows >= 0 && device.min_rows % grain == 0 && device.min_rows <= device.max_rows,
+                   "a device with at least {} and at most {} rows in grains of {}", device.min_rows, device.max_rows,
+                   grain);
+    least += device.min_rows;
+  }
+  DOVETAIL_CHECK(least <= rows, "devices that have {} of {} rows in any case", least, rows);
 }
 
-}  // namespace
-
-Partition partition(int64_t rows, std::span<const DeviceCost> devices, int64_t grain) {
-  check(rows, devices, grain);
-  const int64_t grains = (rows + grain - 1) / grain;
-  std::vector<int64_t> most;
-  int64_t room = 0;
-  for (const DeviceCost& device : devices) {
-    most.push_back(std::min(device.max_rows / grain, grains));
-    room += most.back();
-  }
-  user_check(room >= grains, "hybrid: the devices' memories hold {} rows in grains of {}, not {}", room * grain, grain,
-             rows);
-  Partition result{.rows = round_down(grains, devices, most, grain)};
-  std::vector<int64_t>& share = result.rows;
+/// Grains of each device that can have `most`, without regard to min_rows.
+std::vector<int64_t> share_out(int64_t grains, std::span<const DeviceCost> devices, const std::vector<int64_t>& most,
+                               int64_t grain) {
+  std::vector<int64_t> share = round_down(grains, devices, most, grain);
   int64_t left = grains;
   for (const int64_t taken : share) left -= taken;
 
@@ -109,10 +106,37 @@ Partition partition(int64_t rows, std::span<const DeviceCost> devices, int64_t g
     ++share[i];
     offer(i);
   }
-  for (size_t i = 0; i < devices.size(); ++i) {
-    result.seconds = std::max(result.seconds, seconds_for(devices[i], share[i], grain));
-    share[i] *= grain;
+  return share;
+}
+
+}  // namespace
+
+double seconds_of(std::span<const int64_t> shares, std::span<const DeviceCost> devices, int64_t grain) {
+  double last_s = 0;
+  for (size_t i = 0; i < devices.size(); ++i) last_s = std::max(last_s, seconds_for(devices[i], shares[i], grain));
+  return last_s;
+}
+
+Partition partition(int64_t rows, std::span<const DeviceCost> devices, int64_t grain) {
+  check(rows, devices, grain);
+  const int64_t grains = (rows + grain - 1) / grain;
+  std::vector<DeviceCost> rest(devices.begin(), devices.end());  // of what each has in any case, which delays its start
+  std::vector<int64_t> most;
+  int64_t room = 0, left = grains;
+  for (DeviceCost& device : rest) {
+    const int64_t least = device.min_rows / grain;
+    device.start_s += device.row_s * static_cast<double>(device.min_rows);
+    most.push_back(std::min(device.max_rows / grain, grains) - least);
+    room += least + most.back();
+    left -= least;
   }
+  user_check(room >= grains, "hybrid: the devices' memories hold {} rows in grains of {}, not {}", room * grain, grain,
+             rows);
+  Partition result{.rows = share_out(left, rest, most, grain)};
+  std::vector<int64_t>& share = result.rows;
+  for (size_t i = 0; i < share.size(); ++i) share[i] += devices[i].min_rows / grain;
+  result.seconds = seconds_of(share, devices, grain);
+  for (int64_t& of_device : share) of_device *= grain;
   // The last grain may be short: of the last device that has any.
   const auto last = std::find_if(share.rbegin(), share.rend(), [](int64_t r) { return r > 0; });
   if (last != share.rend()) *last -= grains * grain - rows;
@@ -122,17 +146,12 @@ Partition partition(int64_t rows, std::span<const DeviceCost> devices, int64_t g
 std::vector<int64_t> move_shares(std::span<const int64_t> before, int64_t rows, std::span<const DeviceCost> devices,
                                  int64_t grain, double hysteresis) {
   const Partition best = partition(rows, devices, grain);
-  const auto grains = [grain](int64_t r) { return (r + grain - 1) / grain; };
+  const int64_t grains = (rows + grain - 1) / grain;
+  const bool covers = std::accumulate(before.begin(), before.end(), int64_t{0}) == grains;
+  if (covers && seconds_of(before, devices, grain) <= best.seconds * (1 + hysteresis))
+    return {before.begin(), before.end()};
   std::vector<int64_t> shares;
-  double before_s = 0;
-  int64_t covered = 0;
-  for (size_t i = 0; i < devices.size(); ++i) {
-    shares.push_back(grains(best.rows[i]));
-    covered += before[i];
-    if (before[i] > 0)
-      before_s = std::max(before_s, devices[i].start_s + devices[i].row_s * static_cast<double>(before[i] * grain));
-  }
-  if (covered == grains(rows) && before_s <= best.seconds * (1 + hysteresis)) return {before.begin(), before.end()};
+  for (const int64_t share : best.rows) shares.push_back((share + grain - 1) / grain);
   return shares;
 }
 

@@ -13,6 +13,7 @@ struct DeviceCost {
   double start_s = 0;
   double row_s = 0;                                        ///< above 0
   int64_t max_rows = std::numeric_limits<int64_t>::max();  ///< what its memory holds
+  int64_t min_rows = 0;                                    ///< that it gets in any case, in whole grains
 };
 
 struct Partition {
@@ -26,9 +27,15 @@ struct Partition {
 /// by one to the device that is then done first, which is optimal in whole grains. For two devices with a = 0 the
 /// shares are in the ratio of speeds, the acceleration ratio of CPU and GPU.
 ///
+/// With min_rows the rest is shared like that among devices that start with theirs.
+///
 /// Throws UserError when the memories together hold fewer rows; InternalError for costs that are not finite, a row_s
-/// that is not positive, a negative start_s or a grain below 1.
+/// that is not positive, a negative start_s, a grain below 1, or min_rows that are not whole grains, more than max_rows
+/// or together more than `rows`.
 Partition partition(int64_t rows, std::span<const DeviceCost> devices, int64_t grain);
+
+/// When the last device is done with its share, in grains.
+double seconds_of(std::span<const int64_t> shares, std::span<const DeviceCost> devices, int64_t grain);
 
 /// The shares of `partition`, in grains; but those of `before`, also in grains, if they are of all rows and it would
 /// not be done sooner than they by more than `hysteresis` times its seconds.

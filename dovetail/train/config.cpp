@@ -12,6 +12,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/train/balance.h"
 #include "dovetail/train/embedding_section.h"
 #include "dovetail/train/memory_section.h"
 #include "dovetail/train/planned_step.h"
@@ -123,6 +124,7 @@ void check_across_sections(const RunConfig& config) {
              "all of a rank's");
   user_check(config.optimizer.betas.size() == 2, "optimizer.betas has {} entries, but AdamW has two: [beta1, beta2]",
              config.optimizer.betas.size());
+  check_balance(config);
   for (const double beta : config.optimizer.betas) {
     user_check(beta < 1.0, "optimizer.betas = [{}] must be below 1", fmt::join(config.optimizer.betas, ", "));
   }
@@ -238,6 +240,16 @@ void ParallelSection::describe(Section& s) {
   s.value("choose_every", choose_every, "Steps after which auto and shadow look at the load again")
       .unit("steps")
       .range(1, kManySteps);
+}
+
+void BalanceSection::describe(Section& s) {
+  s.value("mode", mode,
+          "Shares of a step's micro-batches (train.micro_batch). off: ranks have the same number of samples; fixed: "
+          "shares; auto: in proportion to how fast each rank computes, measured in every step")
+      .choices({"off", "fixed", "auto"});
+  s.value("shares", shares, "fixed: micro-batches of each rank, together those of the global batch").range(1, 1e9);
+  s.value("gain", gain, "auto: shares move where a step would compute for a shorter time by more than this part of it")
+      .range(0, 0.9);
 }
 
 void OptimizerSection::describe(Section& s) {
@@ -362,6 +374,7 @@ void RunConfig::describe(Section& s) {
   s.section("log", log, "Events, traces and samples");
   s.section("comm", comm, "Ranks and how they talk");
   s.section("parallel", parallel, "Experts over ranks");
+  s.section("balance", balance, "Uneven shares of a step for ranks of unequal speed");
 }
 
 RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& overrides) {

@@ -127,6 +127,15 @@ struct ParallelSection {
   bool operator==(const ParallelSection&) const = default;
 };
 
+/// What each rank gets of a step (train/balance.h).
+struct BalanceSection {
+  std::string mode = "off";     ///< off | fixed | auto
+  std::vector<int64_t> shares;  ///< fixed: micro-batches of each rank
+  double gain = 0.05;           ///< auto: by which a step must become shorter for shares to move
+  void describe(Section& s);
+  bool operator==(const BalanceSection&) const = default;
+};
+
 /// Tables without a fixed vocabulary: which ids get a row, and which lose it (embedding/hashed.h).
 struct DynamicSection {
   std::string admission = "always";  ///< always | count | probability
@@ -193,6 +202,7 @@ struct RunConfig {
   LogSection log;
   CommSection comm;
   ParallelSection parallel;
+  BalanceSection balance;
   void describe(Section& s);
   bool recommends() const { return !recommender.model.empty(); }
   /// What steps and losses count: "token" or "sample".

@@ -20,6 +20,7 @@ TrainingLoop::TrainingLoop(const ResolvedRun& run, std::shared_ptr<Group> group,
     : run_(run),
       group_(std::move(group)),
       state_(std::move(state)),
+      shares_(run_.config, group_->size(), state_.shares),
       total_steps_(run.config.train.steps),
       begin_s_(now_seconds()) {}
 
@@ -47,6 +48,7 @@ bool TrainingLoop::advance() {
   if (before) timings.evaluation_ms = 1e3 * (now_seconds() - begin_s);
   const bool stop = take_step(timings);
   record(std::move(before));
+  report_shares();
   report_step();  // before evaluation adds to what it records
   evaluate_if_due(timings);
   if (output_) output_->write(*state_.last);
@@ -60,6 +62,7 @@ bool TrainingLoop::advance() {
 bool TrainingLoop::take_step(StepTimings& timings) {
   const int64_t number = state_.step + 1;
   const double lr = learning_rate(config().schedule, config().optimizer.lr, state_.step, total_steps_);
+  moved_.reset();
   if (output_) output_->begin_step(number);
   const double begin_s = now_seconds();
   const StepOutcome outcome = train_step(number, lr, stop_requested() || time_is_up(), timings);
@@ -87,6 +90,21 @@ bool TrainingLoop::take_step(StepTimings& timings) {
   const double peak_flops = run_.precision.peak_flops * group_->size();
   if (peak_flops > 0) timings.utilization = timings.tokens_per_s * run_.size.flops_per_token / peak_flops;
   return outcome.stop;
+}
+
+void TrainingLoop::balance(int64_t micro_batches, double compute_s, int64_t next) {
+  if (!shares_.automatic() || next > total_steps_) return;
+  if (auto move = shares_.add(*group_, micro_batches, compute_s)) moved_.emplace(next, std::move(*move));
+  state_.shares = shares_.micro_batches();
+}
+
+void TrainingLoop::report_shares() {
+  if (output() == nullptr || shares_.micro_batches().empty()) return;
+  if (!said_shares_) output()->write_shares(shares_line(state_.step, shares_.micro_batches()));
+  said_shares_ = true;
+  if (!moved_) return;
+  output()->write_shares(shares_line(moved_->first, moved_->second));
+  output()->say(fmt::format("balance: from step {} on {}", moved_->first, move_line(moved_->second)));
 }
 
 void TrainingLoop::evaluate_if_due(StepTimings& timings) {

@@ -6,8 +6,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "dovetail/io/checkpoint.h"
+#include "dovetail/train/balance.h"
 #include "dovetail/train/resolve.h"
 #include "dovetail/train/resume.h"
 #include "dovetail/train/run_folder.h"
@@ -58,6 +60,10 @@ class TrainingLoop {
   virtual void stream_tensors(CheckpointKind /*kind*/, StreamedTensors* /*to*/) {}
   virtual nlohmann::json checkpoint_state() const = 0;
 
+  /// balance.mode = "auto": what this rank computed of a step, in its forward and backward passes alone; shares may
+  /// move from step `next` on. All ranks together.
+  void balance(int64_t micro_batches, double compute_s, int64_t next);
+
   const RunConfig& config() const { return run_.config; }
   bool resumed() const { return state_.step > 0 || !state_.resumed_from.empty(); }
   RunOutput* output() { return output_ ? &*output_ : nullptr; }  ///< null on other ranks than 0
@@ -65,6 +71,7 @@ class TrainingLoop {
   const ResolvedRun& run_;
   std::shared_ptr<Group> group_;
   RunState state_;
+  BatchShares shares_;
 
  private:
   /// One step with everything that is due after it; true if a rank wants to stop.
@@ -74,11 +81,15 @@ class TrainingLoop {
   void record(std::optional<Validation> found);
   /// Warns of a skipped step; throws when there were too many in a row.
   void check_skipped();
+  /// Where shares moved after this step, or it is the first of the process.
+  void report_shares();
   void save_if_due(bool stopping, StepTimings& timings);
   bool time_is_up() const;
 
-  std::optional<RunOutput> output_;              ///< rank 0
-  std::optional<CheckpointFolder> checkpoints_;  ///< rank 0
+  std::optional<RunOutput> output_;                             ///< rank 0
+  std::optional<CheckpointFolder> checkpoints_;                 ///< rank 0
+  std::optional<std::pair<int64_t, BatchShares::Move>> moved_;  ///< after the last step, from that step on
+  bool said_shares_ = false;
   int64_t total_steps_, saved_step_ = -1, saves_ = 0;
   double begin_s_ = 0;
 };

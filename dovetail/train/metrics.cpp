@@ -153,6 +153,7 @@ nlohmann::ordered_json to_json(const StepTimings& timings) {
       {"communication_ms", rounded(timings.communication_ms)},
       {timings.samples ? "samples_per_s" : "tokens_per_s", std::round(timings.tokens_per_s * 10.0) / 10.0},
       {"memory_bytes", timings.memory_bytes}};
+  if (timings.compute_ms > 0) line["compute_ms"] = rounded(timings.compute_ms);
   if (timings.hit_rate) line["hit_rate"] = std::round(*timings.hit_rate * 1e5) / 1e5;
   if (timings.utilization > 0) line["utilization"] = std::round(timings.utilization * 1e5) / 1e5;
   if (timings.evaluation_ms > 0) line["evaluation_ms"] = rounded(timings.evaluation_ms);

@@ -30,6 +30,7 @@ struct StepTimings {
   double time_s = 0;                            ///< since this process began training
   double step_ms = 0;                           ///< without evaluation and saving
   double data_ms = 0;                           ///< waiting for the loader
+  double compute_ms = 0;                        ///< of micro-batches, see TrainStep::compute_s; not written where 0
   double communication_ms = 0;                  ///< waiting for the network
   double evaluation_ms = 0, checkpoint_ms = 0;  ///< written where not 0
   double tokens_per_s = 0;                      ///< or samples, all ranks

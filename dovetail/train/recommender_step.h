@@ -63,6 +63,9 @@ class RecommenderStep {
   /// Forward and backward alone.
   void pass(StepRows& rows, embedding::DistributedTables& tables, const StartNext& start_next);
 
+  /// Seconds that forward and backward of the dense part of the last step's micro-batches took; 0 by a memory plan.
+  double compute_s() const { return compute_s_; }
+
   /// The reduced gradient sums of the last step (not divided by samples).
   const GradientReducer& gradients() const { return reducer_; }
 
@@ -100,6 +103,7 @@ class RecommenderStep {
   Options options_;
   GradientReducer reducer_;
   Now now_;
+  double compute_s_ = 0;
   at::Tensor judged_;  ///< (1): what the operations that read and write `now_` change
   std::optional<PlannedStep> planned_;
 };

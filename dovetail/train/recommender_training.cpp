@@ -158,13 +158,17 @@ void RecommenderTraining::build_tables(const TableSizes& sizes) {
 }
 
 StepRows RecommenderTraining::start_lookups(int64_t step) {
+  if (!shares_.micro_batches().empty()) {
+    const BatchShares::Range range = shares_.range(group_->rank());
+    loader_->set_part(range.begin, range.end);
+  }
   StepRows found{.step = step,
                  .rows = config().rows.by_day() ? loader_->days().num_rows(step) : config().train.batch,
                  .micro_batch = sizes_.micro_batch,
                  .batch = loader_->step(step)};
   const auto seed = static_cast<uint64_t>(config().run.seed);
   found.ids = lookups_->ids(found.batch, mix_seed(seed, static_cast<uint64_t>(step + 1)));
-  const int64_t parts = (run_.most_samples + sizes_.micro_batch - 1) / sizes_.micro_batch;
+  const int64_t parts = (shares_.most_samples() + sizes_.micro_batch - 1) / sizes_.micro_batch;
   found.tables = tables_->start(found.ids, sizes_.micro_batch, parts);
   return found;
 }
@@ -188,6 +192,9 @@ StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want
   timings.data_ms = 1e3 * (now_seconds() - begin_s);
   const StepOutcome outcome = step_->run(now, *tables_, start_after(now.step, number == total_steps()), lr, want_stop);
   timings.communication_ms = 1e3 * step_->gradients().exposed_s();
+  timings.compute_ms = 1e3 * step_->compute_s();
+  const int64_t micro_batches = (now.ids.samples + sizes_.micro_batch - 1) / sizes_.micro_batch;
+  if (now.rows == config().train.batch) balance(micro_batches, step_->compute_s(), ahead_ ? number + 2 : number + 1);
   if (const auto tiers = tables_->tier_counters()) {
     const int64_t hits = tiers->hits - tiers_before_.hits, misses = tiers->misses - tiers_before_.misses;
     timings.hit_rate = static_cast<double>(hits) / static_cast<double>(std::max<int64_t>(1, hits + misses));

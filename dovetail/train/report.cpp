@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -221,6 +222,13 @@ Json make_decisions(const RunFiles& run) {
       run.config.run.device == "auto" ? "the best device that this build and this machine have" : "as asked");
   add("run.threads", std::to_string(run.config.run.threads), value_at(run.machine, {"threads"}),
       run.config.run.threads == 0 ? "cores of the machine divided by its ranks" : "as asked");
+  const std::string& mode = run.config.balance.mode;
+  if (mode != "off" && !run.balance.empty()) {
+    const auto moves = std::ranges::count_if(run.balance, [](const Json& line) { return line.contains("before_ms"); });
+    add("balance.mode", mode, value_at(run.balance.back(), {"shares"}),
+        mode == "auto" ? fmt::format("micro-batches of the ranks, by the time that theirs took; moved {} times", moves)
+                       : "micro-batches of the ranks, as asked");
+  }
   for (const Json& step : value_at(run.machine, {"resumed_from"})) {
     add("resumed", "", fmt::format("from step {}", step.dump()),
         "a process took the run up again from this checkpoint");

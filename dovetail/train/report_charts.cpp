@@ -116,6 +116,33 @@ void add_rankings(Json& charts, const RunFiles& run, const Axes& axes) {
   add_chart(charts, "Fit of probabilities (validation; 1: as the labels' mean)", "number", "linear", fit);
 }
 
+/// Shares stay until they move: a line where each span of steps with the same ones begins and where it ends.
+void add_shares(Json& charts, const RunFiles& run, const Axes& axes) {
+  if (run.balance.empty() || run.metrics.empty()) return;
+  std::vector<Json> lines;
+  size_t ranks = 0;
+  const auto add = [&](int64_t step, const Json& shares) {
+    Json line = {{"step", step}};
+    for (size_t r = 0; r < shares.size(); ++r) line[fmt::format("rank {}", r)] = shares[r];
+    lines.push_back(std::move(line));
+    ranks = std::max(ranks, shares.size());
+  };
+  const auto last = run.metrics.back()["step"].get<int64_t>();
+  for (size_t i = 0; i < run.balance.size(); ++i) {
+    const Json shares = value_at(run.balance[i], {"shares"});
+    const auto begin = run.balance[i]["step"].get<int64_t>();
+    const int64_t end = i + 1 < run.balance.size() ? run.balance[i + 1]["step"].get<int64_t>() - 1 : last;
+    add(begin, shares);
+    if (end > begin) add(end, shares);
+  }
+  std::vector<Json> series;
+  for (size_t r = 0; r < ranks; ++r) {
+    const std::string name = fmt::format("rank {}", r);
+    series.push_back(make_series(name.c_str(), "line", lines, name.c_str(), axes));
+  }
+  add_chart(charts, "Shares of the ranks (micro-batches of a step)", "number", "linear", series);
+}
+
 }  // namespace
 
 Json make_charts(const RunFiles& run) {
@@ -144,6 +171,7 @@ Json make_charts(const RunFiles& run) {
   if (value_at(run.machine, {"ranks"}) != 1)
     times.push_back(make_series("waiting for the network", "line", timings, "communication_ms", axes));
   add_chart(charts, "Step time (ms)", "number", "linear", times);
+  add_shares(charts, run, axes);
   const std::vector<Json> experts = experts_by_step(run);
   add_chart(charts, "Load of experts (1: even)", "number", "linear",
             {make_series("largest of any layer", "line", experts, "most", axes),

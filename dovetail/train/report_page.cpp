@@ -225,7 +225,7 @@ std::string report_page(const Json& data) {
       escaped(data, "config"));
   html +=
       "<footer>Made by <code>dovetail report</code> from metrics.jsonl, timings.jsonl, quantization.jsonl, "
-      "experts.jsonl, memory_plan.json and machine.json of the run.</footer>\n</main>\n";
+      "experts.jsonl, balance.jsonl, memory_plan.json and machine.json of the run.</footer>\n</main>\n";
   const Json plotted = {
       {"unit", data.at("unit")}, {"charts", data.at("charts")}, {"skipped_steps", data.at("skipped_steps")}};
   html += "<script type=\"application/json\" id=\"data\">" + script_json(plotted) + "</script>\n<script>";

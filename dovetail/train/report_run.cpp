@@ -56,6 +56,7 @@ RunFiles read_run(const fs::path& folder) {
   if (fs::exists(folder / "timings.jsonl")) files.timings = read_lines(folder / "timings.jsonl");
   if (fs::exists(folder / "quantization.jsonl")) files.quantization = read_lines(folder / "quantization.jsonl");
   if (fs::exists(folder / "experts.jsonl")) files.experts = read_lines(folder / "experts.jsonl");
+  if (fs::exists(folder / "balance.jsonl")) files.balance = read_lines(folder / "balance.jsonl");
   files.machine = read_json_if_present(folder / "machine.json");
   files.samples = read_json_if_present(folder / "samples.json");
   if (!files.config.memory.budget.empty()) files.memory_plan = read_json_if_present(folder / "memory_plan.json");

@@ -16,8 +16,8 @@ struct RunFiles {
   std::filesystem::path folder;
   RunConfig config;
   std::string config_text;
-  std::vector<nlohmann::ordered_json> metrics, timings, quantization, experts;  ///< lines, by rising step
-  nlohmann::ordered_json machine, samples, memory_plan;                         ///< null when absent
+  std::vector<nlohmann::ordered_json> metrics, timings, quantization, experts, balance;  ///< lines, by rising step
+  nlohmann::ordered_json machine, samples, memory_plan;                                  ///< null when absent
 };
 
 /// Throws UserError naming file and line of what cannot be read.

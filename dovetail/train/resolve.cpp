@@ -18,6 +18,7 @@
 #include "dovetail/data/prepare.h"
 #include "dovetail/data/token_store.h"
 #include "dovetail/models/gpt.h"
+#include "dovetail/train/balance.h"
 #include "dovetail/train/collective.h"
 #include "dovetail/train/expert_parallel.h"
 #include "dovetail/train/progress.h"
@@ -147,7 +148,7 @@ ResolvedRun place_run(const RunConfig& config, const Group& group) {
   at::set_num_threads(run.threads);
   user_check(config.train.batch >= group.size(), "train.batch = {} leaves some of the {} ranks without a sample",
              config.train.batch, group.size());
-  run.most_samples = (config.train.batch + group.size() - 1) / group.size();
+  run.most_samples = BatchShares(config, group.size()).most_possible();
   const int64_t asked =
       config.train.micro_batch == TrainSection::kAuto ? config.recommender.grain : config.train.micro_batch;
   run.micro_batch = asked > 0 ? std::min(asked, run.most_samples) : run.most_samples;

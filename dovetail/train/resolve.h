@@ -32,7 +32,7 @@ struct ResolvedRun {
   Precision precision;
   int threads = 1;           ///< of this rank
   int64_t micro_batch = 1;   ///< samples at once on this rank; of "auto" the least
-  int64_t most_samples = 1;  ///< of a step on the rank that has most of them
+  int64_t most_samples = 1;  ///< of a step that a rank may have
   ModelSize size;
   MemoryEstimate memory;         ///< of this rank
   uint64_t available_bytes = 0;  ///< of this machine, for all its ranks

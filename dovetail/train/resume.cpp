@@ -105,6 +105,7 @@ nlohmann::json checkpoint_state(const RunState& state, const ResolvedRun& run, c
           {"last", to_plain_json(state.last)},
           {"last_evaluated", to_plain_json(state.last_evaluated)},
           {"dense_scales", to_json(state.dense_scales)},
+          {"shares", state.shares},
           {"resumed_from", state.resumed_from}};
 }
 
@@ -130,6 +131,7 @@ RunState run_state(const nlohmann::json& state, int64_t step) {
           .last = metrics_or_none(state, "last"),
           .last_evaluated = metrics_or_none(state, "last_evaluated"),
           .dense_scales = dense_scales(state),
+          .shares = state.value("shares", std::vector<int64_t>()),
           .resumed_from = state.value("resumed_from", std::vector<int64_t>())};
 }
 

@@ -27,6 +27,7 @@ struct RunState {
   std::optional<StepMetrics> last;            ///< of step `step`
   std::optional<StepMetrics> last_evaluated;  ///< the newest one with a validation
   std::vector<DenseScale> dense_scales;       ///< of a recommender's dense columns
+  std::vector<int64_t> shares;                ///< balance.mode = "auto": micro-batches of each rank
   std::vector<int64_t> resumed_from;          ///< steps at which a process took the run up again, this one included
 };
 

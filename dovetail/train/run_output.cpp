@@ -17,7 +17,7 @@ namespace dovetail {
 namespace {
 
 constexpr const char *kQuantizationFile = "quantization.jsonl", *kExpertsFile = "experts.jsonl",
-                     *kTablesFile = "tables.jsonl";
+                     *kTablesFile = "tables.jsonl", *kBalanceFile = "balance.jsonl";
 
 void add_rankings(const std::vector<TaskRanking>& tasks, std::vector<std::pair<std::string, double>>& values) {
   for (const TaskRanking& task : tasks) {
@@ -55,7 +55,7 @@ RunOutput::RunOutput(const RunFolder& folder, const RunConfig& config, int64_t f
                 folder.path().string(), metrics_.last_kept(), first_step);
   }
   for (auto [log, file] : {std::pair{&quantization_, kQuantizationFile}, std::pair{&experts_, kExpertsFile},
-                           std::pair{&tables_, kTablesFile}}) {
+                           std::pair{&tables_, kTablesFile}, std::pair{&balance_, kBalanceFile}}) {
     if (std::filesystem::exists(folder.path() / file)) log->emplace(folder.path() / file, first_step);
   }
   // A run that has nothing left to train needs no event file.
@@ -125,6 +125,16 @@ void RunOutput::write_quantization(const nlohmann::ordered_json& statistics) {
 void RunOutput::write_tables(const nlohmann::ordered_json& counters) {
   if (!tables_) tables_.emplace(folder_.path() / kTablesFile, first_step_);
   tables_->append(counters);
+}
+
+void RunOutput::write_shares(const nlohmann::ordered_json& shares) {
+  if (!balance_) balance_.emplace(folder_.path() / kBalanceFile, first_step_);
+  balance_->append(shares);
+  if (!events_) return;
+  std::vector<std::pair<std::string, double>> named;
+  for (const double share : shares.at("shares"))
+    named.emplace_back(fmt::format("balance/micro-batches of rank {}", named.size()), share);
+  events_->scalars(shares.at("step").get<int64_t>(), {named.begin(), named.end()});
 }
 
 void RunOutput::write_experts(const nlohmann::ordered_json& statistics) {

@@ -14,7 +14,7 @@
 namespace dovetail {
 
 /// What rank 0 writes and shows while training: metrics.jsonl, timings.jsonl, quantization.jsonl, experts.jsonl,
-/// tables.jsonl, events, traces, the progress bar.
+/// tables.jsonl, balance.jsonl, events, traces, the progress bar.
 class RunOutput {
  public:
   /// Cuts the logs back to `first_step` steps and says so if metrics.jsonl does not reach that far.
@@ -32,6 +32,8 @@ class RunOutput {
   void write_experts(const nlohmann::ordered_json& statistics);
   /// A line of tables.jsonl (docs/training.md).
   void write_tables(const nlohmann::ordered_json& counters);
+  /// A line of balance.jsonl (see shares_line), and its events.
+  void write_shares(const nlohmann::ordered_json& shares);
   /// The step's lines to the disk, before a checkpoint builds on them.
   void sync() { metrics_.sync(); }
   /// A line for the reader, above the progress bar.
@@ -47,7 +49,7 @@ class RunOutput {
   std::string unit_;
   int64_t first_step_;
   StepLog metrics_, timings_;
-  std::optional<StepLog> quantization_, experts_, tables_;  ///< from the first line on
+  std::optional<StepLog> quantization_, experts_, tables_, balance_;  ///< from the first line on
   std::optional<EventWriter> events_;
   Progress progress_;
   std::optional<double> validation_loss_;

@@ -39,6 +39,7 @@ void TrainStep::plan_memory(const PlannedStep::Options& options) {
 StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop, const StepPlace& place) {
   DOVETAIL_CHECK(tokens.size(0) > 0, "a rank without samples");
   now_ = {.lr = lr, .want_stop = want_stop, .place = place, .weight = count_targets(tokens)};
+  compute_s_ = 0;
   if (planned_) {
     check_place(place);
     planned_->run({{"tokens", tokens}});
@@ -87,6 +88,7 @@ TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
   reducer_.begin();
   for (int64_t first = 0; first < passes_over; first += options_.micro_batch) {
     const int64_t size = std::clamp(samples - first, int64_t{0}, options_.micro_batch);
+    const double begin_s = now_seconds();
     LossSum loss;
     {
       const TraceSpan span("forward");
@@ -99,6 +101,7 @@ TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
     loss.trained().backward();
     add(losses.sum, loss.sum);
     if (loss.router.defined()) add(losses.router, loss.router);
+    if (!planned_ && loss.sum.is_cpu()) compute_s_ += now_seconds() - begin_s;
   }
   reducer_.finish();
   return losses;

@@ -55,6 +55,10 @@ class TrainStep {
   /// tokens (samples of this rank, T + 1) on the CPU. All ranks together.
   StepOutcome run(const at::Tensor& tokens, double lr, bool want_stop, const StepPlace& place = {});
 
+  /// Seconds that forward and backward of the last step's micro-batches took, without waiting for other ranks' sums of
+  /// them, but with what spread experts wait for; 0 by a memory plan, and on a GPU, which is done later.
+  double compute_s() const { return compute_s_; }
+
   /// The reduced gradient sums of the last step (not divided by tokens).
   const GradientReducer& gradients() const { return reducer_; }
 
@@ -85,6 +89,7 @@ class TrainStep {
   StepOptions options_;
   GradientReducer reducer_;
   Now now_;
+  double compute_s_ = 0;
   at::Tensor judged_;  ///< (1): what the operations that read and write `now_` change
   std::optional<PlannedStep> planned_;
   std::optional<StepPlace> planned_place_;

@@ -78,21 +78,23 @@ void Training::finish(const RunFolder& folder, bool quiet) {
 }
 
 StepOutcome Training::train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) {
+  const BatchShares::Range range = shares_.range(group_->rank());
   const double begin_s = now_seconds();
+  loader_->set_part(range.begin, range.end);
   const at::Tensor tokens = loader_->step(number - 1);
   timings.data_ms = 1e3 * (now_seconds() - begin_s);
   const uint64_t seed = mix_seed(static_cast<uint64_t>(config().run.seed), static_cast<uint64_t>(number));
   quantization_->begin_step(mix_seed(seed, static_cast<uint64_t>(group_->rank())), quantization_report_due(number));
   expert_load_->begin_step();
-  const StepOutcome outcome = step_->run(tokens, lr, want_stop,
-                                         {.seed = seed,
-                                          .first_sample = config().train.batch * group_->rank() / group_->size(),
-                                          .most_samples = run_.most_samples});
+  const StepOutcome outcome = step_->run(
+      tokens, lr, want_stop, {.seed = seed, .first_sample = range.begin, .most_samples = shares_.most_samples()});
   if (!outcome.skipped) {
     quantization_->end_step(*group_);
     router_bias_->end_step(*group_);
   }
   timings.communication_ms = 1e3 * step_->gradients().exposed_s();
+  timings.compute_ms = 1e3 * step_->compute_s();
+  balance((range.size() + run_.micro_batch - 1) / run_.micro_batch, step_->compute_s(), number + 1);
   return outcome;
 }
 

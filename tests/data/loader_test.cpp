@@ -96,6 +96,21 @@ TEST_F(LoaderTest, RanksTogetherHaveTheSamples) {
   }
 }
 
+TEST_F(LoaderTest, GivesThePartThatItIsTold) {
+  const LoaderOptions options{.seed = 4, .batch = 10, .context = 5, .total_steps = 12, .rank = 1, .world = 2};
+  const auto expected = steps(mixed_, {.seed = 4, .batch = 10, .context = 5, .total_steps = 12}, 0, 12);
+  Loader loader(mixed_, options);
+  const auto expect_part = [&](int64_t step, int64_t begin, int64_t end) {
+    EXPECT_TRUE(at::equal(loader.step(step), expected[static_cast<size_t>(step)].slice(0, begin, end))) << step;
+  };
+  expect_part(0, 5, 10);
+  loader.set_part(9, 10);  // of steps, too, that were made ahead
+  expect_part(1, 9, 10);
+  expect_part(2, 9, 10);
+  loader.set_part(1, 10);
+  for (int64_t step = 3; step < 12; ++step) expect_part(step, 1, 10);
+}
+
 TEST_F(LoaderTest, TakesEachWindowOnceAnEpoch) {
   // 1001 tokens (the text and the end of its document) in windows of 10: 99 an epoch at any offset.
   const auto epoch = steps(one_, {.seed = 9, .batch = 33, .context = 10, .total_steps = 6}, 0, 6);

@@ -190,6 +190,22 @@ TEST_F(RowLoaderTest, IsAFunctionOfTheStep) {
   }
 }
 
+TEST_F(RowLoaderTest, GivesThePartThatItIsTold) {
+  for (const int64_t cache_bytes : {int64_t{0}, int64_t{1} << 30}) {
+    config_.cache_bytes = cache_bytes;
+    const auto expected = steps(config_, {.seed = 8, .batch = 12}, 0, 6);
+    RowLoader first(config_, {.seed = 8, .batch = 12, .rank = 0, .world = 2}),
+        second(config_, {.seed = 8, .batch = 12, .rank = 1, .world = 2});
+    for (int64_t step = 0; step < 6; ++step) {
+      if (step > 0) {
+        first.set_part(0, step < 4 ? 11 : 2);
+        second.set_part(step < 4 ? 11 : 2, 12);
+      }
+      EXPECT_EQ(rows_of({first.step(step), second.step(step)}), rows_of({expected[static_cast<size_t>(step)]})) << step;
+    }
+  }
+}
+
 TEST_F(RowLoaderTest, GivesAnyStepInAnyOrder) {
   config_.cache_bytes = 0;
   const auto expected = steps(config_, {.seed = 8, .batch = 12}, 0, 60);

@@ -31,14 +31,14 @@ double best_of_all(int64_t grains, const std::vector<DeviceCost>& devices, int64
   double best = std::numeric_limits<double>::infinity();
   std::vector<int64_t> share(devices.size(), 0);
   const std::function<void(size_t, int64_t)> search = [&](size_t i, int64_t left) {
-    const int64_t most = std::min(left, devices[i].max_rows / grain);
+    const int64_t least = devices[i].min_rows / grain, most = std::min(left, devices[i].max_rows / grain);
     if (i + 1 == devices.size()) {
-      if (left > most) return;
+      if (left < least || left > most) return;
       share[i] = left;
       best = std::min(best, end_of(share, devices, grain));
       return;
     }
-    for (share[i] = 0; share[i] <= most; ++share[i]) search(i + 1, left - share[i]);
+    for (share[i] = least; share[i] <= most; ++share[i]) search(i + 1, left - share[i]);
   };
   search(0, grains);
   return best;
@@ -69,21 +69,43 @@ std::vector<Case> random_cases(int count) {
   return cases;
 }
 
+void expect_the_best(const Case& c) {
+  const Partition p = partition(c.grains * c.grain, c.devices, c.grain);
+  EXPECT_EQ(std::accumulate(p.rows.begin(), p.rows.end(), int64_t{0}), c.grains * c.grain);
+  std::vector<int64_t> grains;
+  for (size_t i = 0; i < p.rows.size(); ++i) {
+    EXPECT_EQ(p.rows[i] % c.grain, 0);
+    EXPECT_LE(p.rows[i], c.devices[i].max_rows);
+    EXPECT_GE(p.rows[i], c.devices[i].min_rows);
+    grains.push_back(p.rows[i] / c.grain);
+  }
+  EXPECT_DOUBLE_EQ(p.seconds, end_of(grains, c.devices, c.grain));
+  EXPECT_DOUBLE_EQ(p.seconds, seconds_of(grains, c.devices, c.grain));
+  EXPECT_DOUBLE_EQ(p.seconds, best_of_all(c.grains, c.devices, c.grain));
+}
+
 TEST(Partition, IsTheBestOfAllPartitionsInWholeGrains) {
   const auto cases = random_cases(600);
   ASSERT_GT(cases.size(), 400U);
-  for (const Case& c : cases) {
-    const Partition p = partition(c.grains * c.grain, c.devices, c.grain);
-    EXPECT_EQ(std::accumulate(p.rows.begin(), p.rows.end(), int64_t{0}), c.grains * c.grain);
-    std::vector<int64_t> grains;
-    for (size_t i = 0; i < p.rows.size(); ++i) {
-      EXPECT_EQ(p.rows[i] % c.grain, 0);
-      EXPECT_LE(p.rows[i], c.devices[i].max_rows);
-      grains.push_back(p.rows[i] / c.grain);
+  for (const Case& c : cases) expect_the_best(c);
+}
+
+TEST(Partition, IsTheBestAmongThoseInWhichDevicesHaveTheirLeast) {
+  std::mt19937 random(3);
+  int bound = 0;  // cases in which it makes a difference
+  for (Case& c : random_cases(600)) {
+    const double free = partition(c.grains * c.grain, c.devices, c.grain).seconds;
+    int64_t left = c.grains;
+    for (DeviceCost& device : c.devices) {
+      const int64_t most = std::min({left, device.max_rows / c.grain, int64_t{4}});
+      const int64_t least = static_cast<int64_t>(random()) % (most + 1);
+      device.min_rows = least * c.grain;
+      left -= least;
     }
-    EXPECT_DOUBLE_EQ(p.seconds, end_of(grains, c.devices, c.grain));
-    EXPECT_DOUBLE_EQ(p.seconds, best_of_all(c.grains, c.devices, c.grain));
+    expect_the_best(c);
+    bound += partition(c.grains * c.grain, c.devices, c.grain).seconds > free;
   }
+  EXPECT_GT(bound, 100);
 }
 
 TEST(Partition, AgreesWithAnIntegerProgramOfHighs) {
@@ -154,6 +176,24 @@ TEST(Partition, RefusesMoreThanTheMemoriesHold) {
   EXPECT_EQ(partition(30, devices, 10).rows, (std::vector<int64_t>{20, 10}));
   EXPECT_THROW(partition(40, devices, 10), UserError);
   EXPECT_THROW(partition(1, std::vector<DeviceCost>{{.row_s = 0}}, 1), InternalError);
+  for (const DeviceCost& device : {DeviceCost{.row_s = 1, .min_rows = 5}, DeviceCost{.row_s = 1, .min_rows = 30},
+                                   DeviceCost{.row_s = 1, .max_rows = 9, .min_rows = 10}})
+    EXPECT_THROW(partition(20, std::vector{device, DeviceCost{.row_s = 1}}, 10), InternalError) << device.min_rows;
+}
+
+TEST(MoveShares, OnlyForMoreThanTheHysteresis) {
+  // Of 20 grains the best is 10 : 10; 11 : 9 ends 10 % later.
+  const std::vector<DeviceCost> devices = {{.row_s = 1}, {.row_s = 1}};
+  const std::vector<int64_t> before = {11, 9}, best = {10, 10};
+  EXPECT_EQ(move_shares(before, 200, devices, 10, 0.11), before);
+  EXPECT_EQ(move_shares(before, 200, devices, 10, 0.09), best);
+  EXPECT_EQ(move_shares(best, 200, devices, 10, 0), best);
+  EXPECT_EQ(move_shares(before, 195, devices, 10, 0.11), before) << "the last grain is short";
+  EXPECT_EQ(move_shares(std::vector<int64_t>{0, 0}, 200, devices, 10, 10), best) << "of no rows yet";
+  // What a device has in any case is counted in both: here it is last whatever the others have.
+  const std::vector<DeviceCost> slow = {{.row_s = 1}, {.row_s = 1}, {.row_s = 50, .min_rows = 1}};
+  const std::vector<int64_t> kept = {6, 1, 1};
+  EXPECT_EQ(move_shares(kept, 8, slow, 1, 0.05), kept);
 }
 
 }  // namespace

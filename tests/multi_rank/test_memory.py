@@ -116,3 +116,12 @@ def test_a_recommender_on_two_ranks_by_plan_has_the_bits_of_one_without(tmp_path
     assert metrics(tmp_path / "planned") == metrics(tmp_path / "plain")
     assert weights(tmp_path / "planned") == weights(tmp_path / "plain") != {}
     expect_a_plan_within_the_budget(tmp_path / "planned", collectives=("all_reduce", "lookup", "send_gradient"))
+
+
+def test_ranks_with_uneven_shares_by_plan_have_the_bits_of_those_without(tmp_path):
+    workspace = make_workspace(tmp_path)
+    shares = {"train__micro_batch": "2", "balance__mode": "fixed", "balance__shares": "[1, 3]"}
+    launch(workspace, 2, "plain", **MODEL, **shares)
+    launch(workspace, 2, "planned", **MODEL, **shares, memory__budget="0.6x", memory__solve_s="1")
+    assert metrics(workspace / "planned") == metrics(workspace / "plain")
+    expect_a_plan_within_the_budget(workspace / "planned")

@@ -167,6 +167,22 @@ TEST_F(Report, DataInTheScriptHasNoLessThanSign) {
   EXPECT_EQ(Json::parse(embedded)["charts"], d["charts"]);
 }
 
+TEST_F(Report, ShowsTheSharesOfRanks) {
+  write("config.toml",
+        "[run]\nname = \"small\"\n[train]\nsteps = 4\nbatch = 8\nmicro_batch = 1\n[balance]\nmode = \"auto\"\n");
+  write("metrics.jsonl", kFourSteps);
+  EXPECT_TRUE(curve(data(), "rank 0").is_null());
+  write("balance.jsonl", R"({"step":1,"shares":[4,4]}
+{"step":3,"shares":[6,2],"rank_ms":[1,3],"compute_ms":6,"before_ms":12}
+)");
+  const Json d = data();
+  EXPECT_EQ(curve(d, "rank 0").dump(), "[[1,100.0,null,4.0],[2,200.0,null,4.0],[3,300.0,null,6.0],[4,400.0,null,6.0]]");
+  EXPECT_EQ(curve(d, "rank 1").dump(), "[[1,100.0,null,4.0],[2,200.0,null,4.0],[3,300.0,null,2.0],[4,400.0,null,2.0]]");
+  const std::string html = page();
+  EXPECT_THAT(html, HasSubstr("[6,2]"));
+  EXPECT_THAT(html, HasSubstr("by the time that theirs took; moved 1 times"));
+}
+
 TEST_F(Report, ShowsTheLoadOfExpertsOverTime) {
   write("metrics.jsonl", kFourSteps);
   EXPECT_THAT(page(), Not(HasSubstr("<h2>Experts</h2>")));
