@@ -1,0 +1,169 @@
+#pragma once
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+/// Every two capabilities at once on every kind of model: what a run with both is held against, or why there is none.
+namespace dovetail::together {
+
+/// One of the engine's capabilities as a run switches it on; an empty setting is none of that model's.
+struct Capability {
+  const char* name;
+  const char* what;  ///< it does to the numbers of a run: how far it may move a loss, relative
+  double most;       ///< 0: no bit
+  bool ranks;        ///< two of them
+  std::vector<const char*> gpt, mixture, dlrm;
+};
+
+inline const std::array kCapabilities = {
+    Capability{"mx",
+               "other numbers: they are rounded",
+               0.005,
+               false,
+               {"precision.recipe=mxfp8"},
+               {"precision.recipe=mxfp8"},
+               {"embedding.row_dtype=mxfp8"}},
+    Capability{"moe",
+               "rounding: experts are spread over two ranks",
+               1e-6,
+               true,
+               {"parallel.expert=2"},
+               {"parallel.expert=2"},
+               {"model.moe.experts=4"}},
+    Capability{"embedding",
+               "rounding: tables are cut over two ranks, in two groups, most of their rows on the disk",
+               1e-6,
+               true,
+               {"embedding.sharding=row"},
+               {"embedding.sharding=row"},
+               {"embedding.sharding=row", "embedding.groups=2", "embedding.memory_bytes=10000",
+                "embedding.step_rows=50", "embedding.warmup_steps=5"}},
+    Capability{"plan",
+               "no bit",
+               0,
+               false,
+               {"memory.budget=0.8x", "memory.solve_s=2"},
+               {"memory.budget=0.8x", "memory.solve_s=2"},
+               {"memory.budget=0.8x"}},
+    Capability{"hybrid, fixed",
+               "rounding: of four micro-batches the second rank has three",
+               1e-6,
+               true,
+               {"balance.mode=fixed", "balance.shares=[1, 3]"},
+               {"balance.mode=fixed", "balance.shares=[1, 3]"},
+               {"balance.mode=fixed", "balance.shares=[1, 3]"}},
+    Capability{"hybrid, auto",
+               "rounding: shares follow from what the two ranks took",
+               1e-6,
+               true,
+               {"balance.mode=auto", "balance.gain=0"},
+               {"balance.mode=auto", "balance.gain=0"},
+               {"balance.mode=auto", "balance.gain=0"}}};
+
+/// Places in kCapabilities.
+enum : size_t { kMx, kMoe, kEmbedding, kPlan, kFixed, kAuto };
+
+/// Rounding of another order, seen through roundings to eight bits.
+inline constexpr double kRoundingUnderMx = 1e-3;
+
+/// How far `moved` may move a loss of a run that has `kept` as well, relative; 0: no bit.
+inline double most_change(size_t moved, size_t kept) {
+  const double most = kCapabilities[moved].most;
+  return most > 0 && kept == kMx ? kRoundingUnderMx : most;
+}
+
+struct Model {
+  const char* name;
+  const char* toml;
+  std::vector<const char*> Capability::*settings;
+};
+
+inline constexpr const char* kGptToml = R"(
+[model]
+layers = 2
+width = 64
+heads = 4
+context = 64
+[data]
+tokenizer = { kind = "bytes" }
+validation_split = "tail"
+validation_fraction = 0.1
+[precision]
+recipe = "fp32"
+)";
+inline constexpr const char* kMoeToml = R"([model.moe]
+experts = 4
+k = 2
+ffn_width = 64
+every = 2
+drop = "position"
+capacity_factor = 1.25
+pad_to_capacity = true
+)";
+inline constexpr const char* kDlrmToml = R"(
+[recommender]
+model = "dlrm"
+dim = 8
+deep = [16]
+grain = 4
+[rows]
+label = "clicked"
+shuffle_window = 1000
+dense = [{ columns = ["size"], transform = "standard" }]
+sparse = [{ columns = ["user"], num_rows = 1000 }, { columns = ["item"], num_rows = 1000 }]
+[embedding]
+lr = 0.1
+)";
+
+inline const std::string kMixtureToml = std::string(kGptToml) + kMoeToml;
+inline const std::array kModels = {Model{"GPT", kGptToml, &Capability::gpt},
+                                   Model{"mixture GPT", kMixtureToml.c_str(), &Capability::mixture},
+                                   Model{"DLRM", kDlrmToml, &Capability::dlrm}};
+
+/// What a capability changes in a run that has the other one as well.
+struct Change {
+  double most = 0;  ///< of the losses of any step, relative
+  bool same_bits = false;
+  double bound = 0;  ///< 0: same_bits is asked for
+  bool holds() const { return bound == 0 ? same_bits : most <= bound; }
+};
+
+struct Cell {
+  std::optional<std::string> refusal;
+  std::array<Change, 2> without;  ///< against the run without the first, and without the second
+};
+
+inline std::string pair_name(size_t first, size_t second) {
+  return fmt::format("{} + {}", kCapabilities[first].name, kCapabilities[second].name);
+}
+
+inline std::string words(const Change& change) {
+  if (change.same_bits) return "the same bits";
+  if (change.bound == 0) return fmt::format("**not the same bits** (losses within {:.1e})", change.most);
+  if (change.most == 0) return "the same losses";
+  return fmt::format("losses within {:.1e} ({:.0e} allowed)", change.most, change.bound);
+}
+
+/// "without plan: the same bits; without mx: losses within 1.2e-02 (5e-02 allowed)", or "refused: why".
+inline std::string words(const Cell& cell, size_t first, size_t second) {
+  if (cell.refusal) return "refused: " + *cell.refusal;
+  return fmt::format("without {}: {}; without {}: {}", kCapabilities[first].name, words(cell.without[0]),
+                     kCapabilities[second].name, words(cell.without[1]));
+}
+
+/// Two ways to divide a job over ranks by balance.mode cannot be in one config: they are one capability.
+inline std::vector<std::pair<size_t, size_t>> pairs() {
+  std::vector<std::pair<size_t, size_t>> found;
+  for (size_t i = 0; i < kCapabilities.size(); ++i)
+    for (size_t j = i + 1; j < kCapabilities.size(); ++j)
+      if (!(i == kFixed && j == kAuto)) found.emplace_back(i, j);
+  return found;
+}
+
+}  // namespace dovetail::together
