@@ -20,6 +20,8 @@ std::string cost_of(const plan::OutcomeRow& row, const plan::PlanOutcome& outcom
       return fmt::format("{} waiting, {} computing slower during {} of copies ({} out, {} in)",
                          format_seconds(outcome.waited_s), format_seconds(outcome.behind_s),
                          format_seconds(row.copied_s), rate(graph.bandwidth.to_host), rate(graph.bandwidth.to_device));
+    case plan::Fate::kOnHost:
+      return "no copies";
     case plan::Fate::kRecomputed:
       return format_seconds(outcome.again_s);
     case plan::Fate::kCompressed:

@@ -172,8 +172,12 @@ class Simulation {
     double start = std::max(compute_free_s_, after);
     bool lossy = false;
     for (const auto& [tensor, version] : reads_[action.node]) {
-      const auto& copy = device_[tensor];
-      require(copy.has_value(), "{} reads {}, which is not on the device", node.name, id(tensor));
+      const bool on_host = algorithm.finds_on_host(tensor);
+      const auto& copy = on_host ? host_[tensor] : device_[tensor];
+      require(copy.has_value(), "{} reads {}, which is not on the {}", node.name, id(tensor),
+              on_host ? "host" : "device");
+      require(!on_host || !device_[tensor], "{} changes {} on the host while it is on the device, too", node.name,
+              id(tensor));
       require(copy->version == version, "{} reads version {} of {} but needs version {}", node.name, copy->version,
               id(tensor), version);
       require(copy->exact || graph_.tensors[tensor].lossy_ok, "{} reads a lossy copy of {}", node.name, id(tensor));
@@ -183,8 +187,16 @@ class Simulation {
     }
     const double end = start + algorithm.time_s;
     for (const auto& [tensor, version] : reads_[action.node])
-      device_[tensor]->last_s = std::max(device_[tensor]->last_s, end);
+      if (!algorithm.finds_on_host(tensor)) device_[tensor]->last_s = std::max(device_[tensor]->last_s, end);
     for (const auto& [tensor, version] : writes_[action.node]) {
+      if (algorithm.finds_on_host(tensor)) {
+        require(!packed_[tensor], "{} writes {} while a copy of its old version is kept", node.name, id(tensor));
+        require(host_[tensor]->last_s <= start + kTimeTolerance, "{} writes {} while it is being fetched", node.name,
+                id(tensor));
+        host_[tensor]->version = version;
+        host_[tensor]->ready_s = host_[tensor]->last_s = end;
+        continue;
+      }
       require(!host_[tensor] && !packed_[tensor], "{} writes {} while a copy of its old version is kept", node.name,
               id(tensor));
       require(device_[tensor]->offload_end <= start + kTimeTolerance, "{} writes {} while it is being offloaded",

@@ -51,7 +51,9 @@ struct Timeline {
 /// start of the action that makes them and released at the later of the free and the end of the last reader, copies in
 /// flight among them; workspace is charged while its compute runs. What starts on the host takes bytes there, none on
 /// the device, until the plan fetches it; when the step ends, its newest version must be on the host, exact, and need
-/// not be on the device, whatever `final` says: the next step begins as this one did.
+/// not be on the device, whatever `final` says: the next step begins as this one did. What an algorithm finds on the
+/// host (Algorithm::on_host) must be there, as it would have to be on the device, and not there; the copy on the host
+/// is then of the new version.
 Timeline check(const Graph& graph, const Plan& plan);
 
 }  // namespace dovetail::plan

@@ -174,6 +174,10 @@ struct Executor::State {
     const GraphNode& described = graph.graph.nodes[action.node];
     for (const auto* list : {&described.inputs, &described.mutates})
       for (const int t : *list) await_data(t);
+    for (const int t : described.algorithms[action.algorithm].on_host) {
+      to_host.wait(offload_number(t));
+      address[t] = host->data() + host_offset[t];
+    }
     begins(a);
     for (size_t i = 0; i < described.outputs.size(); ++i)
       address[described.outputs[i]] = arena->data() + layout.outputs[a][i];

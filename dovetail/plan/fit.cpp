@@ -79,9 +79,11 @@ UserError below_floor(const Graph& graph, const Floor& floor, const std::string&
       }
       return bytes;
     };
-    const int64_t changed = sum(node.mutates), read = changed + sum(node.inputs), made = sum(node.outputs);
+    const int64_t changed = sum(node.mutates), made = sum(node.outputs);
+    int64_t read = changed + sum(node.inputs);
     int64_t workspace = std::numeric_limits<int64_t>::max();
     for (const Algorithm& algorithm : node.algorithms) workspace = std::min(workspace, algorithm.workspace_bytes);
+    read = std::min(read, floor.bytes - made - workspace);  // less what it finds on the host
     message += fmt::format("the largest single operation is {}{} (inputs {}, outputs {}, workspace {}",
                            words(node.name), node.layer.empty() ? "" : fmt::format(" of `{}`", node.layer),
                            binary_size(read), binary_size(made), binary_size(workspace));

@@ -104,10 +104,19 @@ class GraphReader {
     made.reads_unpacked = node.flag("reads_unpacked", false);
     for (const auto& algorithm : node.list("algos")) {
       const Fields fields(algorithm, fmt::format("{}: algos[{}]", at, made.algorithms.size()),
-                          {"name", "time", "workspace"});
+                          {"name", "time", "workspace", "host"});
       made.algorithms.push_back({fields.text("name"), fields.number("time"), fields.bytes("workspace")});
+      if (!fields.has("host")) continue;
+      made.algorithms.back().on_host = tensors(fields.list("host"), fields.where() + ": host");
+      for (const int t : made.algorithms.back().on_host)
+        user_check(graph_.tensors[t].alias_of < 0 && may_start_on_host(graph_.tensors[t].kind) &&
+                       std::find(made.mutates.begin(), made.mutates.end(), t) != made.mutates.end(),
+                   "{}: host names \"{}\", which is no parameter or state that the node mutates", fields.where(),
+                   graph_.tensors[t].id);
     }
     user_check(!made.algorithms.empty(), "{}: algos is empty", at);
+    user_check(made.algorithms[0].on_host.empty(),
+               "{}: algos[0] has a host, but the first has to find all on the device", at);
     for (const GraphNode& other : graph_.nodes)
       user_check(other.name != made.name, "{}: a node before it is named \"{}\" too", at, made.name);
     graph_.nodes.push_back(std::move(made));
@@ -172,6 +181,16 @@ bool resident_at_start(TensorKind kind) {
 
 bool may_start_on_host(TensorKind kind) { return kind == TensorKind::kParam || kind == TensorKind::kState; }
 
+bool Algorithm::finds_on_host(int tensor) const {
+  return std::find(on_host.begin(), on_host.end(), tensor) != on_host.end();
+}
+
+int64_t Graph::extra_bytes(const Algorithm& algorithm) const {
+  int64_t out = algorithm.workspace_bytes;
+  for (const int t : algorithm.on_host) out -= tensors[t].bytes;
+  return out;
+}
+
 int Graph::root(int tensor) const {
   while (tensors[tensor].alias_of >= 0) tensor = tensors[tensor].alias_of;
   return tensor;
@@ -223,9 +242,11 @@ nlohmann::ordered_json to_json(const Graph& graph) {
     one["random"] = node.random;
     one["recomputable"] = node.recomputable;
     if (node.reads_unpacked) one["reads_unpacked"] = true;
-    for (const Algorithm& algorithm : node.algorithms)
+    for (const Algorithm& algorithm : node.algorithms) {
       one["algos"].push_back(
           {{"name", algorithm.name}, {"time", algorithm.time_s}, {"workspace", algorithm.workspace_bytes}});
+      if (!algorithm.on_host.empty()) one["algos"].back()["host"] = ids(algorithm.on_host);
+    }
     json["nodes"].push_back(std::move(one));
   }
   json["final"] = ids(graph.final);

@@ -23,6 +23,10 @@ struct Algorithm {
   std::string name;
   double time_s = 0;
   int64_t workspace_bytes = 0;
+  /// Storages that its node mutates and that it reads and changes where they lie on the host: they are not on the
+  /// device then. Parameters and state.
+  std::vector<int> on_host = {};
+  bool finds_on_host(int tensor) const;
 };
 
 /// A storage, or a view of one: memory is that of the storage at the end of the chain of `alias_of`.
@@ -78,6 +82,9 @@ struct Graph {
   std::vector<int> final;        ///< tensors that must be on the device, exact, when the step ends
 
   int root(int tensor) const;  ///< the storage of a tensor
+  /// What an algorithm takes on the device beside the inputs and outputs of its node, less those that it finds on the
+  /// host.
+  int64_t extra_bytes(const Algorithm& algorithm) const;
   bool may_be_packed(int tensor, int codec) const;
   int64_t packed_bytes(int tensor, int codec) const;
 };

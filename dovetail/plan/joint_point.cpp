@@ -49,8 +49,12 @@ Decisions JointProgram::decisions(const std::vector<double>& values) const {
       if (chosen(gap.packed[c])) out.gaps[g] = Keep::kPacked, out.codec[g] = static_cast<int>(c);
   }
   for (size_t n = 0; n < choice_.size(); ++n)
-    for (size_t a = 0; a < choice_[n].size(); ++a)
-      if (chosen(choice_[n][a])) out.algorithms[n] = static_cast<int>(a);
+    for (size_t a = 0; a < choice_[n].size(); ++a) {
+      if (!chosen(choice_[n][a])) continue;
+      out.algorithms[n] = static_cast<int>(a);
+      for (const int t : graph_.nodes[n].algorithms[a].on_host)  // also those that are left out of the program
+        for (const int g : scheduler_.gaps_on_host(static_cast<int>(n), t)) out.gaps[g] = Keep::kHost;
+    }
   return out;
 }
 
@@ -169,7 +173,19 @@ std::vector<double> JointProgram::point(const Decisions& decisions, const Schedu
   for (size_t g = 0; g < gaps_.size(); ++g) {
     const GapColumns& gap = columns_[g];
     if (!gap.moves) continue;
-    if (decisions.gaps[g] == Keep::kResident || last[g] < 0 || scheduler_.is_moot(decisions, static_cast<int>(g))) {
+    const auto set_ended = [&] {
+      const bool no_copy = gap.job < 0 || (jobs_[gap.job].optional && offloaded_s[gap.job] < 0);
+      for (const auto& [by_stage, column] : gap.ended)
+        if (no_copy || job_end_s[gap.job] <= stages.start_s[by_stage]) set(column, 1);
+    };
+    const bool moot = scheduler_.is_moot(decisions, static_cast<int>(g));
+    if (!moot && decisions.gaps[g] == Keep::kHost && scheduler_.is_read_on_host(decisions, static_cast<int>(g))) {
+      set_aside(static_cast<int>(g));  // what is fetched in it is for what runs again
+      set(gap.host, 1);
+      set_ended();
+      continue;
+    }
+    if (decisions.gaps[g] == Keep::kResident || last[g] < 0 || moot) {
       set(gap.keep, 1);
       continue;
     }
@@ -191,9 +207,7 @@ std::vector<double> JointProgram::point(const Decisions& decisions, const Schedu
     while (slot < gaps_[g].to && stages.begin_s[slot + 1] <= spans[last[g]].start_s) ++slot;
     for (const Slot& fetch : gap.fetches)
       if (fetch.first <= slot && slot <= fetch.last) set(fetch.column, 1);
-    const bool no_copy = gap.job < 0 || (jobs_[gap.job].optional && offloaded_s[gap.job] < 0);
-    for (const auto& [by_stage, column] : gap.ended)
-      if (no_copy || job_end_s[gap.job] <= stages.start_s[by_stage]) set(column, 1);
+    set_ended();
   }
   return out;
 }

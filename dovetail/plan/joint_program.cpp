@@ -4,6 +4,7 @@
 #include <array>
 
 #include "dovetail/base/error.h"
+#include "dovetail/plan/search.h"
 
 namespace dovetail::plan {
 namespace {
@@ -134,15 +135,14 @@ void JointProgram::add_algorithms() {
       return std::pair(algorithms[a].time_s, algorithms[a].workspace_bytes) <
              std::pair(algorithms[b].time_s, algorithms[b].workspace_bytes);
     };
-    for (size_t a = 1; a < algorithms.size(); ++a)
-      if (before(a, only_[n])) only_[n] = static_cast<int>(a);
-    if (!options_.algorithms) continue;
-    std::vector<size_t> of_use;  // no other is as fast with as little
+    only_[n] = fastest_algorithm(graph_.nodes[n]);
+    std::vector<size_t> of_use;  // no other is as fast with as little, and finds the same on the host
     for (size_t a = 0; a < algorithms.size(); ++a)
-      if (std::none_of(algorithms.begin(), algorithms.end(), [&](const Algorithm& other) {
+      if (may_be_chosen(graph_, scheduler_, n, static_cast<int>(a), options_) &&
+          std::none_of(algorithms.begin(), algorithms.end(), [&](const Algorithm& other) {
             const auto b = static_cast<size_t>(&other - algorithms.data());
             return other.time_s <= algorithms[a].time_s && other.workspace_bytes <= algorithms[a].workspace_bytes &&
-                   (before(b, a) || (b < a && !before(a, b)));
+                   other.on_host == algorithms[a].on_host && (before(b, a) || (b < a && !before(a, b)));
           }))
         of_use.push_back(a);
     if (of_use.size() < 2) continue;  // it is the fastest
@@ -159,11 +159,13 @@ void JointProgram::add_gaps() {
     const GraphTensor& tensor = graph_.tensors[gaps_[g].tensor];
     if (tensor.bytes < options_.least_bytes || left_out_[g]) continue;
     if (gaps_[g].wraps && !(options_.offload && options_.across_steps)) continue;
-    // What starts on the host saves the copy of any other gap.
+    // What starts on the host saves the copy of any other gap; what is found there needs no memory, and no copy back.
     const auto together = gaps_[g].wraps ? scheduler_.gaps_of_[gaps_[g].tensor] : std::vector{static_cast<int>(g)};
     gap.moves = gaps_[g].wraps && bytes_at_start_ > graph_.budget_bytes;
-    for (const int other : together)
-      for (int n = 0; n < stages_; ++n) gap.moves = gap.moves || (tight_[n] && covers(other, n));
+    for (int n = 0; n < stages_; ++n) {
+      gap.moves = gap.moves || !on_host(n, gaps_[g].tensor).empty();
+      for (const int other : together) gap.moves = gap.moves || (tight_[n] && covers(other, n));
+    }
     if (!gap.moves) continue;
     gap.keep = binary();
     if (options_.offload) {
@@ -174,6 +176,22 @@ void JointProgram::add_gaps() {
     for (int c = 0; c < static_cast<int>(graph_.codecs.size()) && options_.compress; ++c)
       if (may_be_packed(graph_, gaps_[g], c)) gap.packed[c] = binary();
   }
+  // What a node finds on the host waits there before it and at the step's ends.
+  for (int n = 0; n < stages_; ++n)
+    for (size_t a = 0; a < choice_[n].size(); ++a) {
+      if (choice_[n][a] < 0) continue;
+      for (const int t : graph_.nodes[n].algorithms[a].on_host)
+        for (const int g : scheduler_.gaps_on_host(n, t))
+          if (!left_out_[g]) at_least({{columns_[g].host, 1}, {choice_[n][a], -1}}, 0);
+    }
+}
+
+JointProgram::Entries JointProgram::on_host(int node, int tensor) const {
+  Entries out;
+  for (size_t a = 0; a < choice_[node].size(); ++a)
+    if (choice_[node][a] >= 0 && graph_.nodes[node].algorithms[a].finds_on_host(tensor))
+      out.emplace_back(choice_[node][a], 1);
+  return out;
 }
 
 void JointProgram::add_slots(int g) {
@@ -184,7 +202,15 @@ void JointProgram::add_slots(int g) {
     gap.fetches.push_back({first, last, binary()});
     fetched.emplace_back(gap.fetches.back().column, 1);
   }
-  program_.add_row(0, 0, std::move(fetched));
+  // Not where its reader finds it on the host.
+  const Entries found = on_host(gaps_[g].to, gaps_[g].tensor);
+  fetched.insert(fetched.end(), found.begin(), found.end());
+  program_.add_row(0, found.empty() ? 0 : LinearProgram::kInfinity, std::move(fetched));
+  if (!found.empty()) {
+    Entries once = {{gap.host, -1}};
+    for (const Slot& slot : gap.fetches) once.emplace_back(slot.column, 1);
+    at_most(std::move(once), 0);
+  }
   // The stages by which the copy has left, the first ones each, at which memory counts.
   std::vector<int> tight;
   for (int n = gaps_[g].from + 1; n < (gaps_[g].wraps ? stages_ : gaps_[g].to); ++n)
@@ -217,17 +243,19 @@ void JointProgram::add_jobs() {
     if (made_by >= 0 || !gaps_[g].wraps) versions[{made_by, mutates, place, t}].push_back(static_cast<int>(g));
   }
   for (auto& [key, gaps] : versions) {
-    const int on_host = key[0] < 0 ? host_at_start(key[3]) : -1;
+    // No copy of what starts on the host as it is there, or was changed there.
+    Entries there = key[0] < 0 ? Entries() : on_host(key[0], key[3]);
+    if (key[0] < 0 && host_at_start(key[3]) >= 0) there.emplace_back(host_at_start(key[3]), 1);
     Job job{.tensor = key[3],
             .made_by = key[0],
             .column = columns_[gaps[0]].host,
             .end = clock(0, longest_s_),
-            .optional = on_host >= 0};
+            .optional = !there.empty()};
     if (gaps.size() > 1 || job.optional) {
       job.column = binary();
       for (const int g : gaps) {
         Entries copied = {{job.column, 1}, {columns_[g].host, -1}};
-        if (job.optional) copied.emplace_back(on_host, 1);
+        copied.insert(copied.end(), there.begin(), there.end());
         at_least(std::move(copied), 0);
       }
     }

@@ -62,7 +62,7 @@ class JointProgram {
   };
   struct Job {  // a copy to the host of one version of a storage
     int tensor, made_by, column, end;
-    bool optional;  // no copy if the tensor starts on the host
+    bool optional;  // no copy if the tensor starts on the host, or was changed there
     std::vector<int> gaps;
   };
   /// Columns and values of a stage's memory, and what there is of it without them.
@@ -91,6 +91,8 @@ class JointProgram {
     return gap < 0 ? -1 : columns_[gap].host;
   }
   int gap_at(int tensor, int stage) const;
+  /// The columns of a node's algorithms that find a tensor on the host.
+  Entries on_host(int node, int tensor) const;
   void at_least(Entries entries, double lower) {
     program_.add_row(lower, LinearProgram::kInfinity, std::move(entries));
   }

@@ -101,7 +101,8 @@ void JointProgram::add_fetch_stream() {
           if (slot.first >= *j) load.emplace_back(slot.column, -time(to_device_s(t)));
         if (graph_.bandwidth.duplex || gaps_[g].wraps) continue;
         const Job& job = jobs_[gap.job];
-        if (job.gaps.size() == 1 && job.made_by >= *j) load.emplace_back(gap.host, -time(to_host_s(t)));
+        if (job.gaps.size() == 1 && !job.optional && job.made_by >= *j)
+          load.emplace_back(gap.host, -time(to_host_s(t)));
       }
       at_least(std::move(load), 0);
     }
@@ -132,7 +133,8 @@ void JointProgram::add_offload_stream() {
     };
     for (const int g : job.gaps) {
       for (const auto& [stage, column] : columns_[g].ended) awaited(stage, column, 0);
-      if (!gaps_[g].wraps) awaited(gaps_[g].to, columns_[g].host, to_device_s(job.tensor));
+      const bool fetched = on_host(gaps_[g].to, job.tensor).empty();
+      if (!gaps_[g].wraps) awaited(gaps_[g].to, columns_[g].host, fetched ? to_device_s(job.tensor) : 0);
     }
     const auto& writers = scheduler_.writers_[job.tensor];
     const auto writer = std::upper_bound(writers.begin(), writers.end(), job.made_by);
@@ -251,14 +253,17 @@ JointProgram::Level JointProgram::level_at(int stage, int leaving) const {
 }
 
 /// What is held at least before the node of a stage runs, with the first `brought` of what it reads there; without the
-/// storages of `not_counted`.
+/// storages of `not_counted` and those that the node may find on the host.
 JointProgram::Level JointProgram::level_before(int stage, size_t brought, const std::vector<int>& not_counted) const {
   Level out{.bytes = kept_bytes_[stage]};
   for (const int t : graph_.nodes[stage].outputs)
     if (graph_.tensors[t].alias_of < 0) out.bytes -= graph_.tensors[t].bytes;
   const auto& reads = scheduler_.reads_[stage];
+  for (const int t : reads)
+    if (!on_host(stage, t).empty()) out.bytes -= graph_.tensors[t].bytes;
   for (size_t g = 0; g < gaps_.size(); ++g) {
     const int t = gaps_[g].tensor;
+    if (gaps_[g].to == stage && !on_host(stage, t).empty()) continue;
     const bool ends = gaps_[g].to == stage && std::find(reads.begin(), reads.begin() + static_cast<int64_t>(brought),
                                                         t) == reads.begin() + static_cast<int64_t>(brought);
     if (!columns_[g].moves || !(ends || covers(static_cast<int>(g), stage))) continue;
@@ -280,7 +285,7 @@ void JointProgram::add_memory_of_node(int node, Level level) {
   if (choice_[node].empty()) level.bytes += algorithms[only_[node]].workspace_bytes;
   for (size_t a = 0; a < choice_[node].size(); ++a)
     if (choice_[node][a] >= 0)
-      level.entries.emplace_back(choice_[node][a], mass(static_cast<double>(algorithms[a].workspace_bytes)));
+      level.entries.emplace_back(choice_[node][a], mass(static_cast<double>(graph_.extra_bytes(algorithms[a]))));
   add_budget(std::move(level));
 }
 

@@ -9,21 +9,19 @@
 #include <utility>
 
 #include "dovetail/plan/schedule.h"
+#include "dovetail/plan/search.h"
 
 namespace dovetail::plan {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array kFates = {Fate::kKept, Fate::kOffloaded, Fate::kRecomputed, Fate::kCompressed};
-constexpr std::array<std::string_view, kFates.size()> kFateNames = {"kept", "offloaded", "recomputed", "compressed"};
+constexpr std::array kFates = {Fate::kKept, Fate::kOffloaded, Fate::kOnHost, Fate::kRecomputed, Fate::kCompressed};
+constexpr std::array<std::string_view, kFates.size()> kFateNames = {"kept", "offloaded", "updated on the host",
+                                                                    "recomputed", "compressed"};
 constexpr double kNoTime_s = 1e-9;
 
-const Algorithm& fastest(const GraphNode& node) {
-  return *std::min_element(node.algorithms.begin(), node.algorithms.end(), [](const Algorithm& a, const Algorithm& b) {
-    return std::pair(a.time_s, a.workspace_bytes) < std::pair(b.time_s, b.workspace_bytes);
-  });
-}
+const Algorithm& fastest(const GraphNode& node) { return node.algorithms[fastest_algorithm(node)]; }
 
 bool copies(Op op) { return op == Op::kOffload || op == Op::kPrefetch; }
 
@@ -48,6 +46,8 @@ class Count {
       if (storage) out_.storages.push_back(std::move(*storage));
     for (StorageOutcome& storage : out_.storages) {
       std::sort(storage.fates.begin(), storage.fates.end());
+      if (storage.copied_s == 0 && std::count(storage.fates.begin(), storage.fates.end(), Fate::kOnHost) > 0)
+        std::erase(storage.fates, Fate::kOffloaded);  // it starts there, and stays
       storage.fates.erase(std::unique(storage.fates.begin(), storage.fates.end()), storage.fates.end());
       if (storage.fates.empty()) storage.fates = {Fate::kKept};
     }
@@ -126,10 +126,15 @@ class Count {
     const GraphNode& node = graph_.nodes[action.node];
     const Algorithm &used = node.algorithms[action.algorithm], &best = fastest(node);
     if (runs_[action.node]++ == 0) {
-      out_.algorithms_to_choose += node.algorithms.size() > 1;
-      if (&used == &best) return;
-      ++out_.algorithms_changed;
+      out_.algorithms_to_choose += std::count_if(node.algorithms.begin(), node.algorithms.end(),
+                                                 [](const Algorithm& a) { return a.on_host.empty(); }) > 1;
+      for (const int t : used.on_host) {
+        add(t, Fate::kOnHost);
+        out_.on_host_bytes += graph_.tensors[t].bytes;
+      }
       out_.algorithms_s += used.time_s - best.time_s;
+      if (&used == &best || !used.on_host.empty()) return;
+      ++out_.algorithms_changed;
       out_.workspace_saved_bytes += best.workspace_bytes - used.workspace_bytes;
       return;
     }
@@ -281,6 +286,8 @@ std::string why(const OutcomeRow& row) {
                                format_seconds(row.make_again_s));
     case Fate::kOffloaded:
       return why_offloaded(row);
+    case Fate::kOnHost:
+      return fmt::format("updated where it lies; copies would take {}", format_seconds(row.round_trip_s));
     case Fate::kRecomputed:
       return row.again_s <= row.round_trip_s
                  ? fmt::format("again {} < copies {}", format_seconds(row.again_s), format_seconds(row.round_trip_s))
@@ -336,6 +343,7 @@ Json to_json(const PlanOutcome& outcome, const Graph& graph) {
           {"moved",
            {{"out_bytes", outcome.to_host_bytes},
             {"in_bytes", outcome.to_device_bytes},
+            {"on_host_bytes", outcome.on_host_bytes},
             {"again_bytes", outcome.again_bytes}}}};
 }
 

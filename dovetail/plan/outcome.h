@@ -12,7 +12,13 @@
 namespace dovetail::plan {
 
 /// What a plan does with a storage between its uses.
-enum class Fate { kKept, kOffloaded, kRecomputed, kCompressed };
+enum class Fate {
+  kKept,
+  kOffloaded,  ///< copied to the host and back
+  kOnHost,     ///< its node changed it where it lies on the host
+  kRecomputed,
+  kCompressed,
+};
 std::string_view name(Fate fate);
 
 /// A storage that some node does not use between two that do (find_gaps), or that a plan moves, packs or makes again
@@ -39,15 +45,15 @@ struct PackedOutcome {
 /// `again_s`, `packed_s`, `algorithms_s`, `waited_s` and `behind_s`.
 struct PlanOutcome {
   std::vector<StorageOutcome> storages;  ///< by tensor
-  double once_s = 0;                     ///< every node once, by its fastest algorithm
+  double once_s = 0;                     ///< every node once, by its fastest algorithm on the device
   double again_s = 0;                    ///< of all runs after the first
   double packed_s = 0;
   double algorithms_s = 0;  ///< first runs by algorithms that are not the fastest, beyond the fastest
   double waited_s = 0;      ///< computing stood still, or had ended before the last copy
   double behind_s = 0;      ///< what computing falls behind during copies (Bandwidth::slowdown)
-  int algorithms_changed = 0, algorithms_to_choose = 0;  ///< nodes
+  int algorithms_changed = 0, algorithms_to_choose = 0;  ///< nodes, of those that find nothing on the host
   int64_t workspace_saved_bytes = 0;                     ///< by these, each against that of its node's fastest
-  int64_t to_host_bytes = 0, to_device_bytes = 0, again_bytes = 0;
+  int64_t to_host_bytes = 0, to_device_bytes = 0, again_bytes = 0, on_host_bytes = 0;
   std::vector<PackedOutcome> packed;  ///< by each codec that is used
 
   double expected_s() const { return once_s + again_s + packed_s + algorithms_s + waited_s + behind_s; }

@@ -28,24 +28,30 @@ Graph without_budget(Graph graph) {
 std::string_view name(Keep keep) { return kKeepNames[static_cast<size_t>(keep)]; }
 
 std::vector<Gap> find_gaps(const Graph& graph) {
+  std::vector<std::vector<int>> used_by(graph.tensors.size());  // nodes, ascending
+  std::vector<bool> found_on_host(graph.tensors.size());
+  for (int n = 0; n < static_cast<int>(graph.nodes.size()); ++n) {
+    const GraphNode& node = graph.nodes[n];
+    for (const auto* list : {&node.inputs, &node.outputs, &node.mutates})
+      for (const int t : *list)
+        if (auto& users = used_by[graph.root(t)]; users.empty() || users.back() != n) users.push_back(n);
+    for (const Algorithm& algorithm : node.algorithms)
+      for (const int t : algorithm.on_host) found_on_host[t] = true;
+  }
   std::vector<Gap> gaps;
   for (size_t t = 0; t < graph.tensors.size(); ++t) {
     const GraphTensor& tensor = graph.tensors[t];
     if (tensor.alias_of >= 0 || tensor.bytes == 0) continue;
     int first = -1, last = -1;
     bool there = resident_at_start(tensor.kind) && tensor.kind != TensorKind::kInput;
-    for (size_t n = 0; n < graph.nodes.size(); ++n) {
-      const GraphNode& node = graph.nodes[n];
-      bool used = false;
-      for (const auto* list : {&node.inputs, &node.outputs, &node.mutates})
-        for (const int other : *list) used = used || graph.root(other) == static_cast<int>(t);
-      if (!used) continue;
-      if (there && static_cast<int>(n) > last + 1) gaps.push_back({static_cast<int>(t), last, static_cast<int>(n)});
-      last = static_cast<int>(n);
+    for (const int n : used_by[t]) {
+      if (there && n > last + 1) gaps.push_back({static_cast<int>(t), last, n});
+      last = n;
       if (first < 0) first = last;
       there = true;
     }
-    if (may_start_on_host(tensor.kind) && last >= 0 && (first > 0 || last + 1 < static_cast<int>(graph.nodes.size())))
+    const bool rests = first > 0 || last + 1 < static_cast<int>(graph.nodes.size());
+    if (may_start_on_host(tensor.kind) && last >= 0 && (rests || found_on_host[t]))
       gaps.push_back({static_cast<int>(t), last, first, /*wraps=*/true});
   }
   std::stable_sort(gaps.begin(), gaps.end(), [](const Gap& a, const Gap& b) { return a.from < b.from; });
@@ -104,6 +110,18 @@ bool Scheduler::is_moot(const Decisions& decisions, int gap) const {
   return gaps_[gap].from < 0 && wrapped >= 0 && wrapped != gap && decisions.gaps[wrapped] == Keep::kHost;
 }
 
+bool Scheduler::is_read_on_host(const Decisions& decisions, int gap) const {
+  const int reader = gaps_[gap].to;
+  return graph_.nodes[reader].algorithms[decisions.algorithms[reader]].finds_on_host(gaps_[gap].tensor);
+}
+
+std::vector<int> Scheduler::gaps_on_host(int node, int tensor) const {
+  std::vector<int> out;
+  for (const int g : gaps_of_[tensor])
+    if (gaps_[g].wraps || (gaps_[g].to == node && gaps_[g].from >= 0)) out.push_back(g);
+  return out;
+}
+
 /// Of each gap the node before which its fetch is issued, no earlier than memory allows; `held`: bytes at each node. By
 /// Order::kLastFirst each as late as lets it end before its reader and before the fetch after it, the last one first;
 /// by kFirstFirst each as early as can be, the first one first.
@@ -112,7 +130,8 @@ std::vector<int> Scheduler::times_of_fetches(const Decisions& decisions, const s
   std::vector<int> out(gaps_.size()), away;
   for (size_t g = 0; g < gaps_.size(); ++g) {
     out[g] = gaps_[g].to;
-    if (decisions.gaps[g] == Keep::kHost && !is_moot(decisions, static_cast<int>(g)))
+    if (decisions.gaps[g] == Keep::kHost && !is_moot(decisions, static_cast<int>(g)) &&
+        !is_read_on_host(decisions, static_cast<int>(g)))
       away.push_back(static_cast<int>(g));
   }
   const bool last_first = order == Order::kLastFirst;

@@ -27,15 +27,17 @@ struct Gap {
   bool wraps = false;
   bool covers(int node) const { return wraps ? node > from || node < to : node > from && node < to; }
 };
-/// All of them with at least one node in between, in the order of `from`.
+/// All of them with at least one node in between, in the order of `from`; also those that wrap, of what an algorithm
+/// may find on the host.
 std::vector<Gap> find_gaps(const Graph& graph);
 /// Whether a gap may be spent in this packed form.
 bool may_be_packed(const Graph& graph, const Gap& gap, int codec);
 
 struct Decisions {
-  std::vector<Keep> gaps;       ///< of each gap
-  std::vector<int> codec;       ///< of each gap that is packed
-  std::vector<int> algorithms;  ///< of each node
+  std::vector<Keep> gaps;  ///< of each gap
+  std::vector<int> codec;  ///< of each gap that is packed
+  /// Of each node. One that finds tensors on the host goes with their gaps (Scheduler::gaps_on_host) spent there.
+  std::vector<int> algorithms;
 };
 
 /// The actions that decisions come to, and how they run.
@@ -83,6 +85,14 @@ class Scheduler {
   bool is_moot(const Decisions& decisions, int gap) const;
   /// The gap of a tensor that wraps, or -1.
   int wrapped_gap(int tensor) const { return wrapped_gap_[tensor]; }
+  const std::vector<int>& gaps_of(int tensor) const { return gaps_of_[tensor]; }
+  /// Nodes that mutate it, ascending.
+  const std::vector<int>& writers_of(int tensor) const { return writers_[tensor]; }
+  /// Whether the reader at a gap's end finds its tensor on the host, where the gap leaves it.
+  bool is_read_on_host(const Decisions& decisions, int gap) const;
+  /// The gaps of a tensor that have to be spent on the host for a node to find it there: the one before the node,
+  /// unless the step begins with it, and the one that wraps.
+  std::vector<int> gaps_on_host(int node, int tensor) const;
 
  private:
   enum class Order { kLastFirst, kFirstFirst };

@@ -61,7 +61,8 @@ bool same(const Decisions& a, const Decisions& b) {
 
 int fastest_algorithm(const GraphNode& node) {
   const auto before = [](const Algorithm& a, const Algorithm& b) {
-    return std::pair(a.time_s, a.workspace_bytes) < std::pair(b.time_s, b.workspace_bytes);
+    return std::tuple(!a.on_host.empty(), a.time_s, a.workspace_bytes) <
+           std::tuple(!b.on_host.empty(), b.time_s, b.workspace_bytes);
   };
   return static_cast<int>(std::min_element(node.algorithms.begin(), node.algorithms.end(), before) -
                           node.algorithms.begin());
@@ -69,8 +70,25 @@ int fastest_algorithm(const GraphNode& node) {
 
 double least_s(const Graph& graph) {
   double out = 0;
-  for (const GraphNode& node : graph.nodes) out += node.algorithms[fastest_algorithm(node)].time_s;
+  for (const GraphNode& node : graph.nodes) {
+    const auto faster = [](const Algorithm& a, const Algorithm& b) { return a.time_s < b.time_s; };
+    out += std::min_element(node.algorithms.begin(), node.algorithms.end(), faster)->time_s;
+  }
   return out;
+}
+
+bool may_be_chosen(const Graph& graph, const Scheduler& scheduler, int node, int algorithm,
+                   const SolveOptions& allowed) {
+  const std::vector<int>& on_host = graph.nodes[node].algorithms[algorithm].on_host;
+  return allowed.algorithms && std::all_of(on_host.begin(), on_host.end(), [&](int t) {
+           const std::vector<int> gaps = scheduler.gaps_on_host(node, t);
+           const auto& all = scheduler.gaps_of(t);  // one has to end here, else the node before has it on the device
+           const int wrapped = scheduler.wrapped_gap(t);
+           return wrapped >= 0 && scheduler.gaps()[wrapped].from == node &&
+                  std::any_of(all.begin(), all.end(), [&](int g) { return scheduler.gaps()[g].to == node; }) &&
+                  std::all_of(gaps.begin(), gaps.end(),
+                              [&](int g) { return may_be_offloaded(graph, scheduler.gaps()[g], allowed); });
+         });
 }
 
 bool may_be_offloaded(const Graph& graph, const Gap& gap, const SolveOptions& allowed) {
@@ -107,12 +125,42 @@ Decisions Search::most_away(Keep keep, const SolveOptions& allowed, int period) 
         std::find_if(possible.begin(), possible.end(), [&](const auto& way) { return way.first == keep; });
     std::tie(out.gaps[g], out.codec[g]) = wanted == possible.end() ? possible.front() : *wanted;
   }
+  for (int n = 0; n < static_cast<int>(graph_.nodes.size()) && allowed.algorithms; ++n) {
+    const auto& algorithms = graph_.nodes[n].algorithms;
+    for (int a = 0; a < static_cast<int>(algorithms.size()); ++a)
+      if (graph_.extra_bytes(algorithms[a]) < graph_.extra_bytes(algorithms[out.algorithms[n]]) &&
+          may_be_chosen(graph_, scheduler_, n, a, allowed))
+        run_by(out, n, a);
+  }
   for (size_t g = 0; g < out.gaps.size(); ++g)
     if (scheduler_.is_moot(out, static_cast<int>(g))) out.gaps[g] = Keep::kResident;
-  for (size_t n = 0; n < graph_.nodes.size() && allowed.algorithms; ++n)
-    for (size_t a = 0; a < graph_.nodes[n].algorithms.size(); ++a)
-      if (graph_.nodes[n].algorithms[a].workspace_bytes < graph_.nodes[n].algorithms[out.algorithms[n]].workspace_bytes)
-        out.algorithms[n] = static_cast<int>(a);
+  return out;
+}
+
+void Search::take(Decisions& decisions, int gap, const std::pair<Keep, int>& way) const {
+  std::tie(decisions.gaps[gap], decisions.codec[gap]) = way;
+  if (way.first == Keep::kHost) return;
+  const Gap& of = scheduler_.gaps()[gap];
+  for (const int n : scheduler_.writers_of(of.tensor)) {
+    const GraphNode& node = graph_.nodes[n];
+    if ((of.wraps || of.to == n) && node.algorithms[decisions.algorithms[n]].finds_on_host(of.tensor))
+      decisions.algorithms[n] = fastest_algorithm(node);
+  }
+}
+
+void Search::run_by(Decisions& decisions, int node, int algorithm) const {
+  decisions.algorithms[node] = algorithm;
+  for (const int t : graph_.nodes[node].algorithms[algorithm].on_host)
+    for (const int g : scheduler_.gaps_on_host(node, t)) decisions.gaps[g] = Keep::kHost;
+}
+
+std::vector<std::pair<int, int>> Search::on_host(int gap, const SolveOptions& allowed) const {
+  std::vector<std::pair<int, int>> out;
+  const int t = scheduler_.gaps()[gap].tensor;
+  for (const int n : scheduler_.writers_of(t))
+    for (int a = 0; a < static_cast<int>(graph_.nodes[n].algorithms.size()); ++a)
+      if (graph_.nodes[n].algorithms[a].finds_on_host(t) && may_be_chosen(graph_, scheduler_, n, a, allowed))
+        out.emplace_back(n, a);
   return out;
 }
 
@@ -191,7 +239,7 @@ bool Search::attempt_each(Candidate& from, const std::vector<Change>& changes) {
 void Search::take_back(Candidate& from, std::span<const int> gaps, double part, const std::function<bool()>& goes_on) {
   if (gaps.empty() || !goes_on()) return;
   Decisions changed = from.decisions;
-  for (const int g : gaps) changed.gaps[g] = Keep::kResident;
+  for (const int g : gaps) take(changed, g, {Keep::kResident, 0});
   if (attempt(from, std::move(changed), part) || gaps.size() == 1) return;
   take_back(from, gaps.first(gaps.size() / 2), part, goes_on);
   take_back(from, gaps.subspan(gaps.size() / 2), part, goes_on);
@@ -270,18 +318,20 @@ void Search::change_at_random(Decisions& decisions) {
     const auto way = possible[draw(possible.size())];
     const size_t first = draw(some.size()), end = first + 1 + draw(some.size() - first);
     for (size_t i = first; i < end; ++i)
-      if (!scheduler_.is_moot(decisions, some[i])) std::tie(decisions.gaps[some[i]], decisions.codec[some[i]]) = way;
+      if (!scheduler_.is_moot(decisions, some[i])) take(decisions, some[i], way);
     return;
   }
   for (size_t left = std::array<size_t, 10>{1, 1, 1, 1, 2, 2, 2, 2, 3, 3}[draw(10)]; left > 0; --left) {
     const size_t at = draw(gaps + nodes);
     if (at >= gaps) {
-      decisions.algorithms[at - gaps] = static_cast<int>(draw(graph_.nodes[at - gaps].algorithms.size()));
+      const auto node = static_cast<int>(at - gaps),
+                 algorithm = static_cast<int>(draw(graph_.nodes[node].algorithms.size()));
+      if (may_be_chosen(graph_, scheduler_, node, algorithm, options_)) run_by(decisions, node, algorithm);
       continue;
     }
     const auto possible = ways(static_cast<int>(at), options_, true);
     if (!scheduler_.is_moot(decisions, static_cast<int>(at)))
-      std::tie(decisions.gaps[at], decisions.codec[at]) = possible[draw(possible.size())];
+      take(decisions, static_cast<int>(at), possible[draw(possible.size())]);
   }
 }
 
@@ -331,7 +381,7 @@ std::vector<Search::Change> Search::changes_of_alike(const Decisions& decisions,
                                                      const std::vector<std::vector<int>>& alike,
                                                      const SolveOptions& allowed, bool moved) const {
   std::vector<Change> out;
-  for (const std::vector<int>& gaps : alike)
+  for (const std::vector<int>& gaps : alike) {
     for (const auto& way : ways(gaps.front(), allowed, moved)) {
       std::vector<int> others;
       for (const int g : gaps)
@@ -339,11 +389,25 @@ std::vector<Search::Change> Search::changes_of_alike(const Decisions& decisions,
             way != std::pair(decisions.gaps[g], decisions.codec[g]) && !scheduler_.is_moot(decisions, g))
           others.push_back(g);
       for (size_t count = others.size(); count > 1 && (moved || 2 * count >= others.size() - 1); count /= 2)
-        out.emplace_back([way, some = std::vector(others.begin(), others.begin() + static_cast<int64_t>(count))](
+        out.emplace_back([this, way, some = std::vector(others.begin(), others.begin() + static_cast<int64_t>(count))](
                              Decisions& changed) {
-          for (const int g : some) std::tie(changed.gaps[g], changed.codec[g]) = way;
+          for (const int g : some) take(changed, g, way);
         });
     }
+    // Those whose nodes may find them on the host, by the first, the second such algorithm of each.
+    const size_t algorithms = on_host(gaps.front(), allowed).size();
+    for (size_t i = 0; i < algorithms; ++i) {
+      std::vector<std::pair<int, int>> others;
+      for (const int g : gaps)
+        if (const auto found = on_host(g, allowed); i < found.size())
+          if (decisions.algorithms[found[i].first] != found[i].second) others.push_back(found[i]);
+      for (size_t count = others.size(); count > 1 && (moved || 2 * count >= others.size() - 1); count /= 2)
+        out.emplace_back([this, some = std::vector(others.begin(), others.begin() + static_cast<int64_t>(count))](
+                             Decisions& changed) {
+          for (const auto& [node, algorithm] : some) run_by(changed, node, algorithm);
+        });
+    }
+  }
   return out;
 }
 
@@ -354,11 +418,12 @@ std::vector<Search::Change> Search::single_changes(const Decisions& decisions) c
     if (scheduler_.is_moot(decisions, static_cast<int>(g))) continue;
     for (const auto& way : ways(static_cast<int>(g), options_, true))
       if (way != std::pair(decisions.gaps[g], decisions.codec[g]))
-        out.emplace_back([g, way](Decisions& changed) { std::tie(changed.gaps[g], changed.codec[g]) = way; });
+        out.emplace_back([this, g, way](Decisions& changed) { take(changed, static_cast<int>(g), way); });
   }
-  for (size_t n = 0; n < graph_.nodes.size() && options_.algorithms; ++n)
+  for (int n = 0; n < static_cast<int>(graph_.nodes.size()) && options_.algorithms; ++n)
     for (int a = 0; a < static_cast<int>(graph_.nodes[n].algorithms.size()); ++a)
-      if (a != decisions.algorithms[n]) out.emplace_back([n, a](Decisions& changed) { changed.algorithms[n] = a; });
+      if (a != decisions.algorithms[n] && may_be_chosen(graph_, scheduler_, n, a, options_))
+        out.emplace_back([this, n, a](Decisions& changed) { run_by(changed, n, a); });
   return out;
 }
 
@@ -373,12 +438,15 @@ std::vector<Search::Change> Search::changes(const Decisions& decisions, const Sc
         scheduler_.is_moot(decisions, static_cast<int>(g)))
       continue;
     for (const auto& way : ways(static_cast<int>(g), allowed, false))
-      out.emplace_back([g, way](Decisions& changed) { std::tie(changed.gaps[g], changed.codec[g]) = way; });
+      out.emplace_back([this, g, way](Decisions& changed) { take(changed, static_cast<int>(g), way); });
+    for (const auto& [n, a] : on_host(static_cast<int>(g), allowed))
+      out.emplace_back([this, n = n, a = a](Decisions& changed) { run_by(changed, n, a); });
   }
   const GraphNode& node = graph_.nodes[slot];
-  for (size_t a = 0; a < node.algorithms.size() && allowed.algorithms; ++a)
-    if (node.algorithms[a].workspace_bytes < node.algorithms[decisions.algorithms[slot]].workspace_bytes)
-      out.emplace_back([slot, a](Decisions& changed) { changed.algorithms[slot] = static_cast<int>(a); });
+  for (int a = 0; a < static_cast<int>(node.algorithms.size()); ++a)
+    if (graph_.extra_bytes(node.algorithms[a]) < graph_.extra_bytes(node.algorithms[decisions.algorithms[slot]]) &&
+        may_be_chosen(graph_, scheduler_, slot, a, allowed))
+      out.emplace_back([this, slot, a](Decisions& changed) { run_by(changed, slot, a); });
   return out;
 }
 

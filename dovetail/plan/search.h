@@ -12,10 +12,13 @@
 
 namespace dovetail::plan {
 
-/// Index of a node's fastest algorithm; of several the one with the least workspace.
+/// Index of a node's fastest algorithm that finds nothing on the host; of several the one with the least workspace.
 int fastest_algorithm(const GraphNode& node);
-/// Every node once, by its fastest algorithm.
+/// Every node once, by its fastest algorithm of all.
 double least_s(const Graph& graph);
+/// Whether a node may run by an algorithm: what that finds on the host may be there, and no later node uses it.
+bool may_be_chosen(const Graph& graph, const Scheduler& scheduler, int node, int algorithm,
+                   const SolveOptions& allowed);
 /// Whether a gap may be spent on the host.
 bool may_be_offloaded(const Graph& graph, const Gap& gap, const SolveOptions& allowed);
 
@@ -68,6 +71,12 @@ class Search {
   };
 
   std::vector<std::pair<Keep, int>> ways(int gap, const SolveOptions& allowed, bool resident) const;
+  /// Decides a gap, or a node's algorithm, and with it what cannot stay as it was: a node that found on the host what
+  /// is not there any more, gaps of what it now finds there.
+  void take(Decisions& decisions, int gap, const std::pair<Keep, int>& way) const;
+  void run_by(Decisions& decisions, int node, int algorithm) const;
+  /// Of the node that changes a gap's tensor, those of its algorithms that find the tensor on the host.
+  std::vector<std::pair<int, int>> on_host(int gap, const SolveOptions& allowed) const;
   std::vector<std::vector<int>> in_the_way(const Schedule& now, int64_t budget_bytes) const;
   std::vector<Change> changes_of_alike(const Decisions& decisions, const std::vector<std::vector<int>>& alike,
                                        const SolveOptions& allowed, bool moved) const;

@@ -16,9 +16,11 @@ namespace {
 
 constexpr int64_t kNoBudget = std::numeric_limits<int64_t>::max() / 4;
 
-int64_t least_workspace(const GraphNode& node) {
-  int64_t least = std::numeric_limits<int64_t>::max();
-  for (const Algorithm& algorithm : node.algorithms) least = std::min(least, algorithm.workspace_bytes);
+int64_t least_extra(const Graph& graph, const Scheduler& scheduler, int node, const SolveOptions& options) {
+  const auto& algorithms = graph.nodes[node].algorithms;
+  int64_t least = algorithms[fastest_algorithm(graph.nodes[node])].workspace_bytes;
+  for (int a = 0; a < static_cast<int>(algorithms.size()); ++a)
+    if (may_be_chosen(graph, scheduler, node, a, options)) least = std::min(least, graph.extra_bytes(algorithms[a]));
   return least;
 }
 
@@ -79,9 +81,8 @@ Floor floor_of(const Graph& graph, const SolveOptions& options) {
   DOVETAIL_CHECK(kept.has_value(), "a step that keeps all does not run");
   std::vector<int64_t> bytes = kept->slot_bytes;
   for (size_t n = 0; n < nodes; ++n)
-    bytes[n] += (options.algorithms ? least_workspace(graph.nodes[n])
-                                    : graph.nodes[n].algorithms[fastest_algorithm(graph.nodes[n])].workspace_bytes) -
-                graph.nodes[n].algorithms[0].workspace_bytes;
+    bytes[n] +=
+        least_extra(graph, scheduler, static_cast<int>(n), options) - graph.nodes[n].algorithms[0].workspace_bytes;
   const auto may_wrap = [&](int tensor) {
     const int gap = scheduler.wrapped_gap(tensor);
     return gap >= 0 && may_be_offloaded(graph, scheduler.gaps()[gap], options);

@@ -49,7 +49,8 @@ Walk::Walk(const Scheduler& scheduler, const Decisions& decisions, const std::ve
       version_(graph_.tensors.size()) {
   for (const Gap& gap : s_.gaps_) needed_at_.push_back(gap.to);
   for (size_t g = 0; g < fetch_at.size(); ++g)
-    if (decisions.gaps[g] == Keep::kHost) to_fetch_.emplace_back(fetch_at[g], static_cast<int>(g));
+    if (decisions.gaps[g] == Keep::kHost && !s_.is_read_on_host(decisions, static_cast<int>(g)))
+      to_fetch_.emplace_back(fetch_at[g], static_cast<int>(g));
   std::sort(to_fetch_.begin(), to_fetch_.end());
   schedule_.slot_bytes.assign(graph_.nodes.size(), 0);
   schedule_.settled_bytes = schedule_.slot_bytes;
@@ -76,8 +77,9 @@ bool Walk::run() {
   for (at_ = 0; at_ < static_cast<int>(graph_.nodes.size()); ++at_) {
     fetch_early();
     for (const int t : s_.reads_[at_])
-      if (!bring(t, at_)) return false;
-    for (const int t : graph_.nodes[at_].mutates) drop_copies(graph_.root(t));
+      if (!(is_on_host(at_, t) ? find_on_host(t) : bring(t, at_))) return false;
+    for (const int t : graph_.nodes[at_].mutates)
+      if (!is_on_host(at_, graph_.root(t))) drop_copies(graph_.root(t));
     if (!compute(at_)) return false;
     for (const int t : graph_.nodes[at_].mutates) version_[graph_.root(t)] = at_ + 1;
     if (!leave_after_use()) return false;
@@ -127,7 +129,8 @@ bool Walk::compute(int n) {
   const int algorithm = decisions_.algorithms[n];
   const Algorithm& how = node.algorithms[algorithm];
   double start = compute_free_s_;
-  for (const int t : s_.reads_[n]) start = std::max(start, now_[t].ready_s);
+  for (const int t : s_.reads_[n])
+    start = std::max(start, is_on_host(n, t) ? std::max(now_[t].host_ready_s, now_[t].host_last_s) : now_[t].ready_s);
   int64_t bytes = 0;
   for (const int t : node.outputs)
     if (graph_.tensors[t].alias_of < 0) bytes += bytes_of(t);
@@ -136,8 +139,15 @@ bool Walk::compute(int n) {
   const bool lossy =
       n != at_ && std::any_of(s_.reads_[n].begin(), s_.reads_[n].end(), [&](int t) { return !now_[t].exact; });
   const double end = start + how.time_s;
-  for (const int t : s_.reads_[n]) now_[t].last_s = std::max(now_[t].last_s, end);
-  for (const int t : node.mutates) now_[graph_.root(t)].ready_s = end;
+  for (const int t : s_.reads_[n]) {
+    Now& now = now_[t];
+    if (is_on_host(n, t))
+      now.host_ready_s = now.host_last_s = end;
+    else
+      now.last_s = std::max(now.last_s, end);
+  }
+  for (const int t : node.mutates)
+    if (!is_on_host(n, graph_.root(t))) now_[graph_.root(t)].ready_s = end;
   for (const int t : node.outputs) {
     if (graph_.tensors[t].alias_of >= 0) continue;
     now_[t].resident = true;
@@ -238,6 +248,19 @@ void Walk::free_packed(int t) {
   charge(end, -graph_.packed_bytes(t, now.codec));
   now.packed = false;
   issue({.op = Op::kFreePacked, .tensor = t}, end);
+}
+
+bool Walk::is_on_host(int node, int t) const {
+  return graph_.nodes[node].algorithms[decisions_.algorithms[node]].finds_on_host(t);
+}
+
+/// Where it starts and ends the step.
+bool Walk::find_on_host(int t) {
+  const Now& now = now_[t];
+  const int wrapped = s_.wrapped_gap_[t];
+  gap_of_[t] = -1;
+  return (now.on_host && !now.resident && now.host_exact && wrapped >= 0 && decisions_.gaps[wrapped] == Keep::kHost) ||
+         fail(0);
 }
 
 bool Walk::bring(int t, int reader) {

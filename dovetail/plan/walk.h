@@ -66,6 +66,8 @@ class Walk {
   bool compress(int t, int codec);
   bool decompress(int t);
   void free_packed(int t);
+  bool is_on_host(int node, int t) const;
+  bool find_on_host(int t);
   /// Make `t` resident for node `reader`, which reads it as it was before that node first ran.
   bool bring(int t, int reader);
   bool make_again(int t);

@@ -21,12 +21,12 @@ void MemoryPlanLog::report(const PlannedStep& step, const std::filesystem::path&
   log_info(
       "memory plan: {} of {} with everything kept (floor {}); in a step {} operations, {} moved out and back ({}, {}, "
       "computing {:.0f} % slower), "
-      "{} made again, {} compressed to {}; {:.0f} ms predicted, {:.0f} ms with everything "
+      "{} updated where it lies, {} made again, {} compressed to {}; {:.0f} ms predicted, {:.0f} ms with everything "
       "kept; solved in {:.1f} s",
       size(made.step_bytes), size(made.keep_all_bytes), size(made.floor_bytes), made.nodes, size(made.offloaded_bytes),
       rate(made.bandwidth.to_host), rate(made.bandwidth.to_device), 100 * made.bandwidth.slowdown,
-      size(made.again_bytes), size(made.compressed_bytes), size(made.packed_bytes), 1e3 * made.predicted_s,
-      1e3 * made.keep_all_s, made.solve_s);
+      size(made.on_host_bytes), size(made.again_bytes), size(made.compressed_bytes), size(made.packed_bytes),
+      1e3 * made.predicted_s, 1e3 * made.keep_all_s, made.solve_s);
   step.write(folder);
 }
 

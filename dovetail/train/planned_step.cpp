@@ -14,6 +14,7 @@
 #include "dovetail/plan/budget.h"
 #include "dovetail/plan/executor.h"
 #include "dovetail/plan/fit.h"
+#include "dovetail/plan/host_updates.h"
 #include "dovetail/plan/outcome.h"
 #include "dovetail/plan/packable.h"
 #include "dovetail/plan/packing.h"
@@ -82,6 +83,7 @@ struct PlannedStep::State {
     plan::StepGraph out = plan::graph_of(*captured);
     if (allowed.compress) plan::allow_same_codes(*captured, out);
     if (allowed.compress_mxfp8) plan::allow_loss(*captured, out);
+    if (allowed.folder.empty()) plan::add_host_updates(*captured, out);
     return out;
   }
 
@@ -132,6 +134,7 @@ struct PlannedStep::State {
 
   void make_plan() {
     plan::set_times(graph.graph, plan, std::span(profiled).subspan(1));
+    plan::share_times(graph.graph, plan);
     executor.reset();  // solving takes memory, too
     const plan::Timeline all = kept();
     const plan::Solution solution = solve(options.solve_s);
@@ -145,6 +148,7 @@ struct PlannedStep::State {
                           .floor_bytes = plan::floor_of(graph.graph, solve_options(options)).bytes,
                           .offloaded_bytes = outcome.to_host_bytes,
                           .again_bytes = outcome.again_bytes,
+                          .on_host_bytes = outcome.on_host_bytes,
                           .nodes = static_cast<int>(graph.nodes.size()),
                           .predicted_s = solution.schedule.expected_s,
                           .keep_all_s = all.makespan_s,
@@ -170,6 +174,7 @@ nlohmann::ordered_json to_json(const MemoryPlanReport& report) {
           {"step_bytes", report.step_bytes},
           {"offloaded_bytes", report.offloaded_bytes},
           {"again_bytes", report.again_bytes},
+          {"on_host_bytes", report.on_host_bytes},
           {"compressed_bytes", report.compressed_bytes},
           {"packed_bytes", report.packed_bytes},
           {"operations", report.nodes},

@@ -29,6 +29,7 @@ struct MemoryPlanReport {
   int64_t step_bytes = 0;                  ///< all that a step takes, from the first on that runs by the plan
   int64_t offloaded_bytes = 0;             ///< to the slow tier in a step
   int64_t again_bytes = 0;                 ///< made again in a step
+  int64_t on_host_bytes = 0;               ///< changed where they lie in the slow tier
   int64_t compressed_bytes = 0;            ///< compressed in a step,
   int64_t packed_bytes = 0;                ///< to so many
   int nodes = 0;                           ///< operations of a step

@@ -40,6 +40,7 @@ Json predicted_and_measured(const Json& record) {
 std::string cost(const Json& row, const Json& step) {
   const std::string decision = row.at("decision");
   if (row.at("storages") == 0 || decision == "kept") return "";
+  if (decision == "updated on the host") return "no copies";
   if (decision == "recomputed") return ms(step.at("again_s"));
   if (decision == "compressed") return ms(step.at("packed_s"));
   return fmt::format("{} waiting, {} computing slower", ms(step.at("waited_s")), ms(step.at("behind_s")));

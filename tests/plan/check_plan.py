@@ -12,7 +12,8 @@ graph.json
               "alias_of":null|"y","lossy_ok":false,"codecs":["mxfp8"] (opt: those that can hold it)}],
   "nodes":[{"name":"conv1","inputs":[..],"outputs":[..],"mutates":[..],"random":false,"recomputable":true,
             "reads_unpacked":false (opt: true: it reads no copy that was in a packed form),
-            "algos":[{"name":"gemm","time":s,"workspace":bytes},...]}],
+            "algos":[{"name":"gemm","time":s,"workspace":bytes,"host":[..] (opt: of "mutates", what it reads and
+                      writes in its host copy: there and not on device, and then of the new version)},...]}],
   "final":["tensor ids that must be resident on device, exact, at the end"] }
 kind input/param/state: resident at t=0, but for those of the plan's "starts_on_host".  "mutates": in-place writes; every write makes a new version of that tensor.
 "pinned_order": nodes with mutates, or random and not recomputable, run exactly once.
@@ -160,8 +161,16 @@ def check(g, p, tol=1e-9):
             s = max(clock["compute"], dep)
             if done.get(nm, 0) and (n.get("mutates") or not n.get("recomputable", not n.get("random", False))):
                 fail(i, f"{nm} may run only once")
+            there = al.get("host", [])
             for q, v in need[nm].items():
-                e = res.get(q)
+                if q in there:
+                    e = host.get(q)
+                    if e is None:
+                        fail(i, f"{nm} reads {q}, not on host")
+                    if q in res:
+                        fail(i, f"{nm} writes {q} on host while it is on device")
+                else:
+                    e = res.get(q)
                 if e is None:
                     fail(i, f"{nm} reads {q}, not on device (use after free / never produced)")
                 if e["ver"] != v:
@@ -176,10 +185,19 @@ def check(g, p, tol=1e-9):
             for o in outs:
                 if o in res:
                     fail(i, f"{nm} recomputes {o} which is still on device")
-            lossy = any(not res[q]["exact"] for q in need[nm])
-            for q in need[nm]:
-                res[q]["last"] = max(res[q]["last"], f)
+            at = {q: host[q] if q in there else res[q] for q in need[nm]}
+            lossy = any(not e["exact"] for e in at.values())
+            for q, e in at.items():
+                if q in there and e["last"] > s + tol:
+                    fail(i, f"{nm} writes {q} while it is being fetched")
+                e["last"] = max(e["last"], f)
             for q, v in writes[nm].items():
+                if q in there:
+                    if q in packed:
+                        fail(i, f"{nm} writes {q} while a stale packed copy exists")
+                    host[q]["ver"] = v
+                    host[q]["ready"] = f
+                    continue
                 if q in host or q in packed:
                     fail(i, f"{nm} writes {q} while a stale host/packed copy exists")
                 # WAR against copies in flight

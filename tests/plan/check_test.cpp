@@ -142,6 +142,53 @@ TEST_F(Check, AParameterMayStartAndEndOnTheHost) {
   rejects("starts_on_host must name the storage w, not its view v")();
 }
 
+/// The update finds w on the host, where it lies from the begin to the end of the step.
+TEST_F(Check, AnAlgorithmMayFindWhatItChangesOnTheHost) {
+  const int w = 1;
+  graph_.nodes[6].algorithms.push_back({"host", 0.1, 0, {w}});
+  plan_.starts_on_host = {w};
+  plan_.actions[14].algorithm = 1;
+  const auto insert = [&](size_t position, const Action& action) { plan_.actions.insert(at(position), action); };
+  insert(13, {.op = Op::kFree, .tensor = w});  // after g1
+  insert(0, {.op = Op::kPrefetch, .tensor = w});
+  plan_.actions[6].waits = {2};
+  const Plan valid = plan_;
+  const Timeline timeline = check(graph_, plan_);
+  EXPECT_DOUBLE_EQ(timeline.makespan_s, 14.1);  // one more than CopiesRunBesideComputes, for the fetch
+  EXPECT_EQ(timeline.peak_bytes, 110);
+  EXPECT_EQ(timeline.memory.back().bytes, 10);  // x
+  EXPECT_EQ(timeline.host_peak_bytes, 40);
+  EXPECT_EQ(to_json(graph_)["nodes"][6]["algos"][1]["host"], Json::parse(R"(["w"])"));
+
+  std::erase_if(plan_.actions, [](const Action& a) { return a.op == Op::kFree && a.tensor == w; });
+  rejects("upd changes w on the host while it is on the device, too")();
+  plan_ = valid;
+  plan_.actions.insert(plan_.actions.end() - 2, {.op = Op::kFreeHost, .tensor = w});
+  rejects("upd reads w, which is not on the host")();
+  plan_ = valid;
+  plan_.starts_on_host.clear();
+  plan_.actions.erase(at(0));
+  rejects("free of param w without a host copy")();
+  plan_ = valid;
+  plan_.actions[16].algorithm = 0;
+  rejects("upd reads w, which is not on the device")();
+  plan_ = valid;
+  insert(16, {.op = Op::kFree, .tensor = w});
+  insert(16, {.op = Op::kPrefetch, .tensor = w});
+  rejects("upd writes w while it is being fetched")();
+  plan_ = valid;
+  graph_.tensors[w].lossy_ok = true;
+  insert(14, {.op = Op::kCompress, .tensor = w, .codec = 0});
+  rejects("upd writes w while a copy of its old version is kept")();
+  graph_.tensors[w].lossy_ok = false;
+  plan_ = valid;
+  std::swap(plan_.actions[16], plan_.actions[13]);  // before g1, which needs the old version
+  rejects("upd reads gw, which is not on the device")();
+  plan_ = valid;
+  plan_.starts_on_host.push_back(w);
+  rejects("w starts on the host twice")();
+}
+
 TEST_F(Check, WhatIsOnlyReadNeedsNoCopyBack) {
   graph_.nodes[6].mutates.clear();
   plan_.starts_on_host = {1};
@@ -239,6 +286,7 @@ TEST(CheckFiles, AreReadBackAsWritten) {
   for (int round = 0; round < 20; ++round) {
     Graph graph = random_step(random, 4);
     restrict_codecs(random, graph);
+    let_updates_run_on_host(random, graph);
     const Graph again = graph_of(Json::parse(to_json(graph).dump()));
     EXPECT_EQ(to_json(graph), to_json(again));
     Plan plan = keep_all(graph);
@@ -265,6 +313,11 @@ TEST(CheckFiles, MistakesAreNamed) {
   EXPECT_THAT(broken("/tensors/2/id", "x"), says("tensors[2]: a tensor before it is named \"x\" too"));
   EXPECT_THAT(broken("/tensors/2/color", "red"), says("tensors[2]: unknown key \"color\""));
   EXPECT_THAT(broken("/bandwidth/d2h", 0), says("bandwidth: d2h is 0; it must be positive"));
+  EXPECT_THAT(broken("/nodes/6/algos/0/host", Json::parse(R"(["gw"])")),
+              says("nodes[6]: algos[0]: host names \"gw\", which is no parameter or state that the node mutates"));
+  EXPECT_THAT(broken("/nodes/5/algos/0/host", Json::parse(R"(["w"])")), says("host names \"w\""));
+  EXPECT_THAT(broken("/nodes/6/algos/0/host", Json::parse(R"(["w"])")),
+              says("nodes[6]: algos[0] has a host, but the first has to find all on the device"));
   EXPECT_THAT(broken("/version", 2), says("only version 1 is known"));
   const Graph graph = graph_of(Json::parse(kGraph));
   const auto plan = [&](const char* text) { return [&graph, text] { parse_plan(Json::parse(text), graph, "plan"); }; };
@@ -283,7 +336,12 @@ void some_start_on_host(Random& random, const Graph& graph, Plan& plan) {
   for (size_t i = 0; i < graph.tensors.size(); ++i) {
     const int t = static_cast<int>(i);
     const bool may = may_start_on_host(graph.tensors[i].kind);
-    if (draw(random, 0, may ? 1 : 60) != 0) continue;
+    const auto finds = [&](const Action& action) {
+      return action.op == Op::kCompute && graph.nodes[action.node].algorithms[action.algorithm].finds_on_host(t);
+    };
+    const auto finder = [&] { return std::find_if(plan.actions.begin(), plan.actions.end(), finds); };
+    const bool found = finder() != plan.actions.end();
+    if (draw(random, 0, found ? 20 : may ? 1 : 60) != 0 && (!found || draw(random, 0, 20) == 0)) continue;
     plan.starts_on_host.push_back(t);
     const auto uses = [&](const Action& action) {
       if (action.op != Op::kCompute) return false;
@@ -302,6 +360,13 @@ void some_start_on_host(Random& random, const Graph& graph, Plan& plan) {
     const auto first = [&] { return std::find_if(plan.actions.begin(), plan.actions.end(), uses); };
     const auto writer = [&] { return std::find_if(plan.actions.begin(), plan.actions.end(), writes); };
     if (first() == plan.actions.end()) continue;
+    if (found) {
+      if (first() != finder()) {
+        insert(finder(), Op::kFree);
+        insert(first(), Op::kPrefetch);
+      }
+      continue;
+    }
     insert(draw(random, 0, 1) == 0 ? first() : plan.actions.begin(), Op::kPrefetch);
     if (writer() != plan.actions.end()) {
       insert(writer(), Op::kFreeHost);
@@ -316,20 +381,21 @@ void some_start_on_host(Random& random, const Graph& graph, Plan& plan) {
 
 // The oracle, tests/plan/check_plan.py, was written apart from this checker.
 TEST(CheckOracle, AgreesOnRandomPlansValidAndNot) {
-  Random random(7), of_codecs(8);
+  Random random(7), of_codecs(8), of_host(9);
   const test::TemporaryFolder folder;
   std::ofstream pairs(folder.path() / "pairs.jsonl");
   std::vector<std::optional<Timeline>> ours;
-  int valid = 0, away = 0;
-  for (int round = 0; round < 3000; ++round) {
+  int valid = 0, away = 0, updated_there = 0;
+  for (int round = 0; round < 4000; ++round) {
     Graph graph = random_step(random, draw(random, 2, 5));
     if (round % 2 == 0) add_state(random, graph);
     if (round % 4 == 1) restrict_codecs(of_codecs, graph);
+    if (round % 4 == 2) let_updates_run_on_host(of_host, graph);
     Plan plan = keep_all(graph);
-    if (round % 2 == 0) some_start_on_host(random, graph, plan);
     for (Action& action : plan.actions)
       if (action.op == Op::kCompute)
         action.algorithm = draw(random, 0, static_cast<int>(graph.nodes[action.node].algorithms.size()) - 1);
+    if (round % 2 == 0) some_start_on_host(random, graph, plan);
     for (int change = draw(random, 0, 5); change > 0; --change) {
       const int t = draw(random, 0, static_cast<int>(graph.tensors.size()) - 1);
       const auto position = [&](int from) { return draw(random, from, static_cast<int>(plan.actions.size())); };
@@ -369,15 +435,19 @@ TEST(CheckOracle, AgreesOnRandomPlansValidAndNot) {
       ours.emplace_back(check(graph, plan));
       ++valid;
       away += plan.starts_on_host.empty() ? 0 : 1;
+      updated_there += std::any_of(plan.actions.begin(), plan.actions.end(), [&](const Action& action) {
+        return action.op == Op::kCompute && !graph.nodes[action.node].algorithms[action.algorithm].on_host.empty();
+      });
     } catch (const InvalidPlan&) {
       ours.emplace_back();
     }
     pairs << Json{{"graph", to_json(graph)}, {"plan", to_json(plan, graph)}}.dump() << '\n';
   }
   pairs.close();
-  EXPECT_GT(valid, 400);
-  EXPECT_LT(valid, 2400);
+  EXPECT_GT(valid, 500);
+  EXPECT_LT(valid, 3200);
   EXPECT_GT(away, 150);
+  EXPECT_GT(updated_there, 50);
   const auto script = folder.path() / "verdicts.py";
   write_file_atomically(script, R"(import json, sys
 sys.path.insert(0, sys.argv[1])

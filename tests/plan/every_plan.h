@@ -16,7 +16,8 @@ namespace dovetail::plan {
 /// search and the program, from the rules in plan/check.h and from what a plan is (docs/design/plan.md, "What a plan
 /// may decide"):
 ///   - parameters and state start on the device or on the host, in any combination;
-///   - nodes run for the first time in the recorded order, each by any algorithm, and again by the same;
+///   - nodes run for the first time in the recorded order, each by any algorithm, and again by the same; by one that
+///     finds tensors on the host only where these start and end the step there;
 ///   - a storage goes to the host, if it does, as soon as it has its value;
 ///   - right after a use it stays, is freed (if it is on the host or can be made again) or packed by any codec;
 ///   - from the host it comes back before any node up to its next reader, in any order with others; it is unpacked or
@@ -139,10 +140,23 @@ class EveryPlan : private PlanActions {
     go(std::move(now));
   }
 
-  void start_node(State& s) const {
-    s.tasks.push_back({Task::kRun, s.next});
+  void start_node(State& s) {
+    const auto& algorithms = graph_.nodes[s.next].algorithms;
+    for (int a = 0; a < static_cast<int>(algorithms.size()); ++a) {
+      const std::vector<int>& on_host = algorithms[a].on_host;
+      if (on_host.empty() || !std::all_of(on_host.begin(), on_host.end(), [&](int t) { return starts_on_host_[t]; }))
+        continue;
+      State there = s;
+      start_node(there, a);
+      go(std::move(there));
+    }
+    start_node(s, -1);
+  }
+  void start_node(State& s, int algorithm) const {
+    s.tasks.push_back({Task::kRun, s.next, -1, algorithm});
     for (auto read = reads_[s.next].rbegin(); read != reads_[s.next].rend(); ++read)
-      s.tasks.push_back({Task::kBring, read->first, s.next});
+      if (algorithm < 0 || !graph_.nodes[s.next].algorithms[algorithm].finds_on_host(read->first))
+        s.tasks.push_back({Task::kBring, read->first, s.next});
   }
 
   bool bring(State& s, const Task& task) {
@@ -180,7 +194,13 @@ class EveryPlan : private PlanActions {
       for (const int t : others) s.tasks.push_back({Task::kAside, t});
       return true;
     }
+    if (task.algorithm >= 0) {
+      if (!compute(s, n, task.algorithm)) return false;
+      ran(s);
+      return true;
+    }
     for (int a = 1; a < static_cast<int>(node.algorithms.size()); ++a) {
+      if (!node.algorithms[a].on_host.empty()) continue;
       State other = s;
       if (compute(other, n, a)) ran(other), go(std::move(other));
     }
@@ -261,15 +281,22 @@ class EveryPlan : private PlanActions {
     for (int n = s.next; n < nodes(); ++n) {
       for (const auto& [t, version] : reads_[n]) {
         if (brought[t] || s.storages[t].device.there || !s.storages[t].host.there || producer_[t] >= 0) continue;
+        if (may_be_found_on_host(n, t)) continue;
         brought[t] = true;
         fetched_s += seconds(t, graph_.bandwidth.to_device);
         at_s = std::max(at_s, fetched_s);
       }
       at_s += least_s_[n];
       for (const int t : graph_.nodes[n].mutates)
-        if (starts_on_host_[t]) end_s = std::max(end_s, at_s + seconds(t, graph_.bandwidth.to_host));
+        if (starts_on_host_[t] && !may_be_found_on_host(n, t))
+          end_s = std::max(end_s, at_s + seconds(t, graph_.bandwidth.to_host));
     }
     return std::max(at_s, end_s);
+  }
+
+  bool may_be_found_on_host(int n, int t) const {
+    const auto& algorithms = graph_.nodes[n].algorithms;
+    return std::any_of(algorithms.begin(), algorithms.end(), [&](const Algorithm& a) { return a.finds_on_host(t); });
   }
 
   void end(const State& s) {

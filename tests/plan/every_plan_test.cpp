@@ -20,11 +20,12 @@ constexpr int64_t kStates = 300'000;
 constexpr double kEqual = 1e-9;
 
 /// A step of at most eight nodes at a budget between its floor and what keeping all takes; half of them have state,
-/// half codecs.
+/// half codecs, and in half some updates may find theirs on the host.
 Graph tight_small_step(Random& random) {
   while (true) {
     Graph graph = random_step(random, draw(random, 2, 3));
     if (draw(random, 0, 1) == 0) add_state(random, graph);
+    if (draw(random, 0, 1) == 0) let_updates_run_on_host(random, graph);
     if (graph.nodes.size() > kNodes) continue;
     if (draw(random, 0, 1) == 0) graph.codecs.clear();
     const int64_t all = check(graph, keep_all(graph)).peak_bytes, floor = floor_of(graph, {}).bytes;

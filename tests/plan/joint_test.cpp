@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "dovetail/base/error.h"
 #include "dovetail/plan/joint_program.h"
+#include "dovetail/plan/search.h"
 #include "tests/plan/best_of_all.h"
 #include "tests/plan/random_graph.h"
 
@@ -29,10 +32,12 @@ Graph tight_step(Random& random, Graph graph, const SolveOptions& options = {}) 
   return graph;
 }
 
-/// A step of `layers` layers, half of them with state and parameters that are not updated.
-Graph tight_step(Random& random, int layers) {
+/// A step of `layers` layers, half of them with state and parameters that are not updated; with `of_host` updates may
+/// find theirs on the host.
+Graph tight_step(Random& random, int layers, Random* of_host = nullptr) {
   Graph graph = random_step(random, layers);
   if (draw(random, 0, 1) == 0) add_state(random, graph);
+  if (of_host != nullptr) let_updates_run_on_host(*of_host, graph);
   return tight_step(random, std::move(graph));
 }
 
@@ -49,23 +54,32 @@ Decisions random_decisions(Random& random, const Graph& graph, const Scheduler& 
     out.gaps[g] = keep;
     out.codec[g] = keep == Keep::kPacked && tensor.lossy_ok ? draw(random, 0, 1) : 0;
   }
-  for (const GraphNode& node : graph.nodes)
-    out.algorithms.push_back(draw(random, 0, static_cast<int>(node.algorithms.size()) - 1));
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const auto& algorithms = graph.nodes[n].algorithms;
+    out.algorithms.push_back(draw(random, 0, static_cast<int>(algorithms.size()) - 1));
+    for (const int t : algorithms[out.algorithms.back()].on_host)
+      for (const int g : scheduler.gaps_on_host(static_cast<int>(n), t)) out.gaps[g] = Keep::kHost;
+  }
   return out;
 }
 
 TEST(JointProgram, EveryScheduleIsAPointOfIt) {
-  Random random(21), of_slowdown(22);
-  int points = 0, across = 0, behind = 0;
+  Random random(21), of_slowdown(22), of_host(23);
+  int points = 0, across = 0, behind = 0, there = 0;
   for (int round = 0; round < 3000; ++round) {
-    Graph graph = tight_step(random, draw(random, 2, 5));
+    Graph graph = tight_step(random, draw(random, 2, 5), round % 2 == 0 ? &of_host : nullptr);
     graph.bandwidth.slowdown = 0.1 * draw(of_slowdown, 0, 8);
     const Scheduler scheduler(graph);
     Decisions decisions = random_decisions(random, graph, scheduler);
     const SolveOptions options;
     const JointProgram any(graph, scheduler, options, 1);
+    for (int n = 0; n < std::ssize(graph.nodes); ++n)  // else the program would not know of them
+      for (const Algorithm& algorithm : graph.nodes[n].algorithms)
+        for (const int t : algorithm.on_host)
+          for (const int g : scheduler.gaps_on_host(n, t)) EXPECT_TRUE(any.moves(g)) << graph.tensors[t].id;
     for (size_t g = 0; g < decisions.gaps.size(); ++g)
       if (!any.moves(static_cast<int>(g))) decisions.gaps[g] = Keep::kResident;
+    const auto on_host = [&](size_t n) { return graph.nodes[n].algorithms[decisions.algorithms[n]].on_host; };
     const auto schedule = scheduler.schedule(decisions, graph.budget_bytes);
     if (!schedule) continue;
     const JointProgram joint(graph, scheduler, options, schedule->timeline.makespan_s);
@@ -76,18 +90,59 @@ TEST(JointProgram, EveryScheduleIsAPointOfIt) {
     ++points;
     behind += schedule->expected_s > schedule->timeline.makespan_s ? 1 : 0;
     across += schedule->plan.starts_on_host.empty() ? 0 : 1;
+    for (size_t n = 0; n < graph.nodes.size(); ++n) there += on_host(n).empty() ? 0 : 1;
   }
   EXPECT_GE(points, 300);
   EXPECT_GE(across, 150);
   EXPECT_GE(behind, 150);
+  EXPECT_GE(there, 100);
 }
 
-TEST(Joint, FindsTheBestOfAllDecisionsOnSmallSteps) {
+/// The smallest storages of a large step are left out of the program.
+TEST(JointProgram, KnowsOfUpdatesThatFindTheSmallestOnTheHost) {
+  constexpr int64_t kLarge = 4096;
+  Random random(27);
+  Graph graph = random_step(random, 32);
+  for (GraphTensor& tensor : graph.tensors) tensor.bytes *= kLarge;
+  graph.bandwidth = {.to_host = 10 * kLarge, .to_device = 10 * kLarge};
+  std::vector<int> updates, moments;
+  for (int n = 0; n < std::ssize(graph.nodes); ++n) {
+    GraphNode& node = graph.nodes[n];
+    for (Algorithm& algorithm : node.algorithms) algorithm.workspace_bytes *= kLarge;
+    if (node.mutates.empty()) continue;
+    updates.push_back(n);
+    moments.push_back(static_cast<int>(graph.tensors.size()));
+    graph.tensors.push_back({.id = "m" + node.name.substr(1), .bytes = 8, .kind = TensorKind::kState});
+    node.mutates.push_back(moments.back());
+    node.algorithms.push_back({"host", node.algorithms[0].time_s, 0, node.mutates});
+  }
+  ASSERT_GT(graph.nodes.size(), 64);
+  graph = tight_step(random, std::move(graph));
+  const Scheduler scheduler(graph);
+  const SolveOptions options;
+  const JointProgram any(graph, scheduler, options, 1);
+  Decisions decisions = Search(graph, options).all_away(Keep::kHost, options);
+  for (size_t g = 0; g < decisions.gaps.size(); ++g) {
+    const bool found = std::find(moments.begin(), moments.end(), scheduler.gaps()[g].tensor) != moments.end();
+    EXPECT_FALSE(found && any.moves(static_cast<int>(g)));
+    if (!found && !any.moves(static_cast<int>(g))) decisions.gaps[g] = Keep::kResident;
+  }
+  for (const int n : updates) ASSERT_EQ(graph.nodes[n].algorithms[decisions.algorithms[n]].name, "host");
+  const auto schedule = scheduler.schedule(decisions, graph.budget_bytes);
+  ASSERT_TRUE(schedule);
+  const JointProgram joint(graph, scheduler, options, schedule->timeline.makespan_s);
+  const std::vector<double> point = joint.point(decisions, *schedule);
+  EXPECT_LE(joint.program().violation(point), kMilpTolerance);
+  EXPECT_TRUE(scheduler.schedule(joint.decisions(point), graph.budget_bytes));
+}
+
+/// Of twelve small steps; with `of_host`, where updates may find theirs on the host.
+void finds_the_best_of_all_decisions(Random* of_host) {
   Random random(22);
   int cases = 0, optimal = 0, by_greedy = 0, closed = 0;
   double worst = 1;
   for (int round = 0; round < 200 && cases < 12; ++round) {
-    const Graph graph = tight_step(random, 3);
+    const Graph graph = tight_step(random, 3, of_host);
     if (Scheduler(graph).gaps().size() > 7) continue;
     const double best = best_of_all(graph);
     if (best == kNone) continue;
@@ -110,10 +165,17 @@ TEST(Joint, FindsTheBestOfAllDecisionsOnSmallSteps) {
     closed += made.report.bound_s >= best * (1 - 1e-6) ? 1 : 0;
     worst = std::max(worst, timeline.makespan_s / best);
   }
-  RecordProperty("optimal", fmt::format("{} of {} (greedy {}, proven {}), worst {:.3f}", optimal, cases, by_greedy,
-                                        closed, worst));
+  testing::Test::RecordProperty("optimal", fmt::format("{} of {} (greedy {}, proven {}), worst {:.3f}", optimal, cases,
+                                                       by_greedy, closed, worst));
   EXPECT_EQ(cases, 12);
   EXPECT_GE(optimal, cases * 95 / 100) << "of " << cases << ", worst " << worst;
+}
+
+TEST(Joint, FindsTheBestOfAllDecisionsOnSmallSteps) { finds_the_best_of_all_decisions(nullptr); }
+
+TEST(Joint, FindsTheBestWhereUpdatesMayRunOnTheHost) {
+  Random of_host(26);
+  finds_the_best_of_all_decisions(&of_host);
 }
 
 /// Of how many of 45 small steps the program's own solution is the best; half of them have nothing but running again.

@@ -35,11 +35,12 @@ Keep draw_keep(Random& random, const Graph& graph, const Scheduler& scheduler, i
 /// Random steps with plans of random decisions.
 template <class Look>
 int for_random_plans(uint64_t seed, const Look& look) {
-  Random random(seed);
+  Random random(seed), of_host(seed);
   int plans = 0;
   for (int round = 0; round < 60; ++round) {
     Graph graph = random_step(random, draw(random, 2, 7));
     if (round % 2 == 0) add_state(random, graph);
+    if (round % 3 != 0) let_updates_run_on_host(of_host, graph);
     graph.bandwidth.slowdown = 0.1 * draw(random, 0, 3);
     for (GraphNode& node : graph.nodes) node.layer = node.name.substr(1);
     const Scheduler scheduler(graph);
@@ -49,8 +50,12 @@ int for_random_plans(uint64_t seed, const Look& look) {
         decisions.codec.push_back(draw(random, 0, 1));
         decisions.gaps.push_back(draw_keep(random, graph, scheduler, static_cast<int>(g), decisions.codec.back()));
       }
-      for (const GraphNode& node : graph.nodes)
-        decisions.algorithms.push_back(draw(random, 0, static_cast<int>(node.algorithms.size()) - 1));
+      for (int n = 0; n < std::ssize(graph.nodes); ++n) {
+        const auto& algorithms = graph.nodes[n].algorithms;
+        decisions.algorithms.push_back(draw(random, 0, static_cast<int>(algorithms.size()) - 1));
+        for (const int t : algorithms[decisions.algorithms.back()].on_host)
+          for (const int g : scheduler.gaps_on_host(n, t)) decisions.gaps[g] = Keep::kHost;
+      }
       for (size_t g = 0; g < decisions.gaps.size(); ++g)
         if (scheduler.is_moot(decisions, static_cast<int>(g))) decisions.gaps[g] = Keep::kResident;
       const auto made = scheduler.schedule(decisions, graph.budget_bytes);
@@ -96,14 +101,16 @@ double beside_s(const Schedule& made) {
 }
 
 TEST(Outcome, ItsPartsAreAllOfTheTimeThatAStepTakes) {
-  int waited = 0, waits_for_copies = 0;
+  int waited = 0, waits_for_copies = 0, updated = 0;
   const int plans = for_random_plans(1, [&](const Graph& graph, const Schedule& made) {
     const PlanOutcome outcome = outcome_of(graph, made.plan, made.timeline);
     EXPECT_NEAR(outcome.expected_s(), expected_s(graph, made.plan, made.timeline), 1e-9);
     EXPECT_GE(outcome.algorithms_s, 0);
     double again_s = 0, packed_s = 0, waited_s = 0, copied_s = 0;
-    int64_t moved_bytes = 0;
+    int64_t moved_bytes = 0, on_host_bytes = 0;
     for (const StorageOutcome& storage : outcome.storages) {
+      if (std::find(storage.fates.begin(), storage.fates.end(), Fate::kOnHost) != storage.fates.end())
+        on_host_bytes += graph.tensors[storage.tensor].bytes;
       again_s += storage.again_s;
       packed_s += storage.packed_s;
       waited_s += storage.waited_s;
@@ -117,18 +124,22 @@ TEST(Outcome, ItsPartsAreAllOfTheTimeThatAStepTakes) {
     for (const Action& action : made.plan.actions)
       if (action.op == Op::kOffload || action.op == Op::kPrefetch) moved_bytes += graph.tensors[action.tensor].bytes;
     EXPECT_EQ(moved_bytes, outcome.to_host_bytes + outcome.to_device_bytes);
+    EXPECT_EQ(on_host_bytes, outcome.on_host_bytes);
+    updated += on_host_bytes > 0 ? 1 : 0;
     for (size_t codec = 0; codec < graph.codecs.size(); ++codec) expect_packed(graph, made.plan, outcome, codec);
     waited += waited_s > 0 ? 1 : 0;
   });
   EXPECT_GE(plans, 100);
   EXPECT_GE(waited, 20);
   EXPECT_GE(waits_for_copies, 20);
+  EXPECT_GE(updated, 20);
 }
 
 TEST(Outcome, RowsOfLayersAddUpToRowsOfFates) {
   for_random_plans(2, [&](const Graph& graph, const Schedule& made) {
     const PlanOutcome outcome = outcome_of(graph, made.plan, made.timeline);
-    std::vector<OutcomeRow> sums(4);
+    const auto rows = rows_by_fate(outcome, graph);
+    std::vector<OutcomeRow> sums(rows.size());
     for (const OutcomeRow& row : rows_by_layer(outcome, graph)) {
       OutcomeRow& sum = sums[static_cast<size_t>(row.fate)];
       sum.storages += row.storages;
@@ -137,7 +148,6 @@ TEST(Outcome, RowsOfLayersAddUpToRowsOfFates) {
       sum.again_s += row.again_s;
       EXPECT_FALSE(why(row).empty());
     }
-    const auto rows = rows_by_fate(outcome, graph);
     for (size_t fate = 0; fate < rows.size(); ++fate) {
       EXPECT_EQ(rows[fate].storages, sums[fate].storages);
       EXPECT_EQ(rows[fate].bytes, sums[fate].bytes);
@@ -260,6 +270,29 @@ TEST(Fit, BelowTheFloorNamesTheOperationAndItsParts) {
                "memory.budget = 4.00 MiB is below the floor of this step, 5.00 MiB\n"
                "  the largest single operation is convolution backward of `encoder.conv2` (inputs 3.00 MiB, outputs "
                "2.00 MiB, workspace 512 B)");
+}
+
+TEST(Fit, WhatAnUpdateFindsOnTheHostIsNoPartOfTheFloor) {
+  Graph graph;
+  graph.tensors = {{.id = "w", .bytes = 1 << 20, .kind = TensorKind::kParam},
+                   {.id = "moment", .bytes = 4 << 20, .kind = TensorKind::kState},
+                   {.id = "gradient", .bytes = 1 << 20, .kind = TensorKind::kGrad}};
+  graph.nodes = {{.name = "backward", .outputs = {2}, .algorithms = {{"only", 1, 0}}},
+                 {.name = "dovetail::adamw:1",
+                  .inputs = {2},
+                  .mutates = {0, 1},
+                  .algorithms = {{"device", 1, 0}, {"state on the host", 1, 0, {1}}}}};
+  graph.final = {0, 1};
+  graph.budget_bytes = 1 << 20;
+  const auto said = [&](const SolveOptions& options) {
+    return std::string(below_floor(graph, floor_of(graph, options), "memory.budget", "less").what());
+  };
+  EXPECT_EQ(said({}),
+            "memory.budget = 1.00 MiB is below the floor of this step, 2.00 MiB\n"
+            "  the largest single operation is adamw (inputs 2.00 MiB, outputs 0 B, workspace 0 B)");
+  EXPECT_EQ(said({.algorithms = false}),
+            "memory.budget = 1.00 MiB is below the floor of this step, 6.00 MiB\n"
+            "  the largest single operation is adamw (inputs 6.00 MiB, outputs 0 B, workspace 0 B)");
 }
 
 /// A random step whose tensors are as large as addresses are apart.

@@ -30,8 +30,9 @@ class PlanActions {
   /// What is to be done next.
   struct Task {
     enum What { kFetches, kBring, kRun, kAside, kOffload, kAfterUse, kNext } what;
-    int of = -1;      // a storage, or a node
-    int reader = -1;  // the node that wants it
+    int of = -1;         // a storage, or a node
+    int reader = -1;     // the node that wants it
+    int algorithm = -1;  // of a run that finds something on the host
   };
   struct State {
     std::vector<Storage> storages;
@@ -166,10 +167,14 @@ class PlanActions {
   bool compute(State& s, int n, int algorithm) const {
     const GraphNode& node = graph_.nodes[n];
     const bool first = n == s.next;
+    const Algorithm& how = node.algorithms[algorithm];
     double start_s = s.compute_s;
     bool lossy = false;
     for (const auto& [t, version] : reads_[n]) {
-      const Copy& copy = s.storages[t].device;
+      const bool on_host = how.finds_on_host(t);
+      const Copy& copy = on_host ? s.storages[t].host : s.storages[t].device;
+      if (on_host && s.storages[t].device.there) return false;
+      if (on_host) start_s = std::max(start_s, copy.last_s);  // of a fetch
       if (!copy.there || copy.version != version || (!copy.exact && !graph_.tensors[t].lossy_ok)) return false;
       if (copy.coded && node.reads_unpacked) return false;
       start_s = std::max(start_s, copy.ready_s);
@@ -177,6 +182,7 @@ class PlanActions {
     }
     Action action{.op = Op::kCompute, .node = n, .algorithm = algorithm};
     for (const int t : node.mutates) {
+      if (how.finds_on_host(t)) continue;
       if (s.storages[t].host.there) free_host(s, t);
       if (s.storages[t].copied_s <= start_s) continue;  // a write may not pass a copy
       start_s = s.storages[t].copied_s;
@@ -187,12 +193,11 @@ class PlanActions {
       if (s.storages[t].device.there) free(s, t);
       made += bytes(t);
     }
-    const Algorithm& how = node.algorithms[algorithm];
     const auto end_s = list(s, std::move(action), start_s, how.time_s, made, how.workspace_bytes);
     if (!end_s) return false;
-    for (const auto& [t, version] : reads_[n])
-      s.storages[t].device.last_s = std::max(s.storages[t].device.last_s, *end_s);
-    for (const int t : node.mutates) ++s.storages[t].device.version, s.storages[t].device.ready_s = *end_s;
+    const auto place = [&](int t) -> Copy& { return how.finds_on_host(t) ? s.storages[t].host : s.storages[t].device; };
+    for (const auto& [t, version] : reads_[n]) place(t).last_s = std::max(place(t).last_s, *end_s);
+    for (const int t : node.mutates) ++place(t).version, place(t).ready_s = *end_s;
     for (const int t : node.outputs)
       s.storages[t].device = {.there = true, .exact = first || !lossy, .ready_s = *end_s, .last_s = *end_s};
     s.algorithms[n] = algorithm;

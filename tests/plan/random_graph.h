@@ -96,4 +96,14 @@ inline void add_state(Random& random, Graph& graph) {
   }
 }
 
+/// Lets some of the updates of a random step find their momentum on the host, or their parameter, or both.
+inline void let_updates_run_on_host(Random& random, Graph& graph) {
+  for (GraphNode& node : graph.nodes) {
+    if (node.mutates.empty() || draw(random, 0, 3) == 0) continue;
+    std::vector<int> some = node.mutates;
+    if (draw(random, 0, 1) == 0) some.erase(some.begin(), some.end() - 1);
+    node.algorithms.push_back({"host", node.algorithms[0].time_s * draw(random, 1, 3), 0, some});
+  }
+}
+
 }  // namespace dovetail::plan
