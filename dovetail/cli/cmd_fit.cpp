@@ -10,6 +10,9 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/cli/fit_models.h"
 #include "dovetail/cli/output.h"
+#include "dovetail/hybrid/mixture.h"
+#include "dovetail/hybrid/principal.h"
+#include "dovetail/hybrid/regression.h"
 
 namespace dovetail::cli {
 namespace {
@@ -19,31 +22,100 @@ using Json = nlohmann::ordered_json;
 struct Model {
   const char* name;
   void (*fit)(const FitOptions&, const FitContext&, FitOutcome&);
-  std::vector<std::string> options;   ///< beside those of tables
-  std::vector<std::string> required;  ///< of these
   FitOptions defaults;
 };
 
+/// Defaults are those of hybrid/.
 const std::array<Model, 4>& models() {
+  const hybrid::MixtureOptions mixture;
+  const hybrid::LogisticOptions logistic;
+  const hybrid::PrincipalOptions principal;
   static const std::array<Model, 4> all = {{
       {"gmm",
        fit_gmm,
-       {"--k", "--covariance", "--init", "--seed", "--iterations", "--tolerance", "--regularization"},
-       {"--k"},
-       {.iterations = 100, .tolerance = 1e-3, .regularization = 1e-6}},
-      {"linear", fit_linear_model, {"--target", "--l2"}, {"--target"}, {}},
+       {.iterations = mixture.iterations, .tolerance = mixture.tolerance, .regularization = mixture.regularization}},
+      {"linear", fit_linear_model, {}},
       {"logistic",
        fit_logistic_model,
-       {"--target", "--l2", "--iterations", "--tolerance"},
-       {"--target"},
-       {.iterations = 200, .tolerance = 1e-6, .l2 = 1}},
+       {.iterations = logistic.iterations, .tolerance = logistic.tolerance, .l2 = logistic.l2}},
       {"pca",
        fit_pca,
-       {"--components", "--seed", "--iterations", "--tolerance"},
-       {},
-       {.components = 2, .iterations = 300, .tolerance = 1e-8}},
+       {.components = principal.components, .iterations = principal.iterations, .tolerance = principal.tolerance}},
   }};
   return all;
+}
+
+const Model& model_of(const std::string& name) {
+  return *std::ranges::find_if(models(), [&](const Model& model) { return model.name == name; });
+}
+
+/// The options of models, which the parser refuses with those that they do not go with.
+void declare_models(Arguments& arguments, FitOptions& options) {
+  const FitOptions &gmm = model_of("gmm").defaults, &linear = model_of("linear").defaults,
+                   &logistic = model_of("logistic").defaults, &pca = model_of("pca").defaults;
+  arguments
+      .option("--target", "COLUMN", &options.target,
+              "the column to predict, by its name (c and its number where the file has none)")
+      .goes_with({"linear", "logistic"})
+      .is_required();
+  arguments
+      .option("--l2", "L", &options.l2,
+              fmt::format("L |w|^2 is added to the sum of squares ({}), or L |w|^2 / 2 to the sum of losses ({})",
+                          linear.l2, logistic.l2))
+      .goes_with({"linear", "logistic"})
+      .range(0, 1e30);
+  arguments.option("--k", "K", &options.k, "components").goes_with({"gmm"}).is_required().range(1, 1 << 20);
+  arguments
+      .option("--covariance", "WHAT", &options.covariance,
+              fmt::format("full, or diag: columns independent ({})", gmm.covariance))
+      .goes_with({"gmm"})
+      .one_of({"full", "diag"});
+  arguments
+      .option("--init", "NAME|FILE", &options.init,
+              fmt::format("where k-means starts, of whose clusters the first components are made, as in dovetail "
+                          "kmeans ({})",
+                          gmm.init))
+      .goes_with({"gmm"})
+      .completes(Completion::kFile);
+  arguments
+      .option("--regularization", "R", &options.regularization,
+              fmt::format("is added to every variance ({})", gmm.regularization))
+      .goes_with({"gmm"})
+      .range(0, 1e30);
+  arguments.option("--components", "N", &options.components, fmt::format("directions ({})", pca.components))
+      .goes_with({"pca"})
+      .range(1, 1 << 20);
+  arguments
+      .option("--iterations", "N", &options.iterations,
+              fmt::format("at most ({}, {}, {})", gmm.iterations, logistic.iterations, pca.iterations))
+      .goes_with({"gmm", "logistic", "pca"})
+      .range(1, 1e9);
+  arguments
+      .option("--tolerance", "T", &options.tolerance,
+              fmt::format("stop when the log-likelihood of a row changed by less ({}); when no element of the gradient "
+                          "is larger ({}); when directions are right to this part of the largest variance ({})",
+                          gmm.tolerance, logistic.tolerance, pca.tolerance))
+      .goes_with({"gmm", "logistic", "pca"})
+      .range(0, 1e30);
+  arguments
+      .option("--seed", "N", &options.seed, fmt::format("of the start, and of the sample in a picture ({})", gmm.seed))
+      .goes_with({"gmm", "pca"})
+      .range(0, 9e15);
+}
+
+/// "--k 3 --covariance full": all options of a model.
+std::string words_of(const std::string& model, FitOptions options) {
+  Arguments arguments;
+  declare_models(arguments, options);
+  std::string words;
+  const auto add = [&](const std::string& name, const auto& value) { words += fmt::format(" {} {}", name, value); };
+  for (const Argument& argument : arguments.list()) {
+    if (!argument.goes_with_only(model)) continue;
+    if (auto* const* text = std::get_if<std::string*>(&argument.target)) add(argument.name, **text);
+    if (auto* const* number = std::get_if<int64_t*>(&argument.target)) add(argument.name, **number);
+    if (auto* const* number = std::get_if<double*>(&argument.target)) add(argument.name, **number);
+  }
+  return words;
 }
 
 class FitCommand : public Command {
@@ -62,51 +134,14 @@ class FitCommand : public Command {
         .is_required()
         .one_of({"gmm", "linear", "logistic", "pca"});
     table_.declare_data(arguments);
-    arguments.option("--target", "COLUMN", &given_.target,
-                     "linear, logistic: the column to predict, by its name (c and its number where the file has none)");
-    arguments
-        .option("--l2", "L", &given_.l2,
-                "linear: L |w|^2 is added to the sum of squares (0); logistic: L |w|^2 / 2 to the sum of losses (1)")
-        .range(0, 1e30);
-    arguments.option("--k", "K", &given_.k, "gmm: components").range(1, 1 << 20);
-    arguments.option("--covariance", "WHAT", &given_.covariance, "gmm: full, or diag: columns independent (full)")
-        .one_of({"full", "diag"});
-    arguments
-        .option("--init", "NAME|FILE", &given_.init,
-                "gmm: where k-means starts, of whose clusters the first components are made, as in dovetail kmeans "
-                "(k-means++)")
-        .completes(Completion::kFile);
-    arguments.option("--regularization", "R", &given_.regularization, "gmm: is added to every variance (1e-6)")
-        .range(0, 1e30);
-    arguments.option("--components", "N", &given_.components, "pca: directions (2)").range(1, 1 << 20);
-    arguments.option("--iterations", "N", &given_.iterations, "At most (gmm 100, logistic 200, pca 300)").range(1, 1e9);
-    arguments
-        .option("--tolerance", "T", &given_.tolerance,
-                "Stop: gmm when the log-likelihood of a row changed by less (1e-3); logistic when no element of the "
-                "gradient is larger (1e-6); pca when directions are right to this part of the largest variance (1e-8)")
-        .range(0, 1e30);
-    arguments
-        .option("--seed", "N", &given_.seed, "gmm: of the start and of the picture's sample; pca: of the start (0)")
-        .range(0, 9e15);
+    declare_models(arguments, given_);
     table_.declare_workers(arguments);
     arguments.option("--out", "FOLDER", &out_, "Folder of the run (runs/<model>-<name of the file>)")
         .completes(Completion::kFolder);
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 
-  void check() override {
-    table_.check();
-    const Model& model = this->model();
-    const auto has = [](const std::vector<std::string>& list, const std::string& name) {
-      return std::ranges::find(list, name) != list.end();
-    };
-    for (const std::string& name : given_names())
-      user_check(has(model.options, name), "{}: {} has no use for it; its options are {}", name, model.name,
-                 fmt::join(model.options, ", "));
-    const auto given = given_names();
-    for (const std::string& name : model.required)
-      user_check(has(given, name), "dovetail fit {} needs {}", model.name, name);
-  }
+  void check() override { table_.check(); }
 
   void run() override {
     check();
@@ -123,14 +158,15 @@ class FitCommand : public Command {
                  {"bad_values", matrix.num_bad},
                  {"rows_left_out", matrix.left_out.size()}};
     FitOutcome outcome{.result = json, .verdict = {}, .figures = {}};
-    model().fit(options,
-                {.matrix = matrix,
-                 .runtime = runtime,
-                 .folder = folder,
-                 .title = path.filename().string(),
-                 .where = fmt::format("{}, on {}", table_.data(), machine().cpu_name),
-                 .command = command_line(options, path)},
-                outcome);
+    model_of(model_).fit(options,
+                         {.matrix = matrix,
+                          .runtime = runtime,
+                          .folder = folder,
+                          .title = path.filename().string(),
+                          .where = fmt::format("{}, on {}", table_.data(), machine().cpu_name),
+                          .command = fmt::format("dovetail fit {} {}{}{} --out {}", model_, table_.data_words(),
+                                                 words_of(model_, options), table_.worker_words(), path.string())},
+                         outcome);
     json["seconds"] = {{"read", read - start}, {"fit", now_seconds() - read}};
     TableOptions::finish(runtime.get(), json);
     folder.write_json("fit.json", json);
@@ -143,31 +179,9 @@ class FitCommand : public Command {
   }
 
  private:
-  const Model& model() const {
-    return *std::ranges::find_if(models(), [this](const Model& model) { return model.name == model_; });
-  }
-
-  std::vector<std::string> given_names() const {
-    std::vector<std::string> names;
-    const auto add = [&](const char* name, bool given) {
-      if (given) names.emplace_back(name);
-    };
-    add("--target", !given_.target.empty());
-    add("--l2", given_.l2 >= 0);
-    add("--k", given_.k > 0);
-    add("--components", given_.components > 0);
-    add("--covariance", !given_.covariance.empty());
-    add("--init", !given_.init.empty());
-    add("--regularization", given_.regularization >= 0);
-    add("--iterations", given_.iterations > 0);
-    add("--tolerance", given_.tolerance >= 0);
-    add("--seed", given_.seed >= 0);
-    return names;
-  }
-
   /// What was given, and the model's defaults.
   FitOptions resolved() const {
-    FitOptions options = model().defaults;
+    FitOptions options = model_of(model_).defaults;
     options.target = given_.target;
     options.k = given_.k;
     if (given_.components > 0) options.components = given_.components;
@@ -179,24 +193,6 @@ class FitCommand : public Command {
     if (given_.tolerance >= 0) options.tolerance = given_.tolerance;
     if (given_.seed >= 0) options.seed = given_.seed;
     return options;
-  }
-
-  std::string command_line(const FitOptions& options, const std::filesystem::path& path) const {
-    std::string line = fmt::format("dovetail fit {} {}", model_, table_.data_words());
-    for (const std::string& name : model().options) {
-      line += " " + name + " ";
-      if (name == "--target") line += options.target;
-      if (name == "--l2") line += fmt::format("{}", options.l2);
-      if (name == "--k") line += fmt::format("{}", options.k);
-      if (name == "--components") line += fmt::format("{}", options.components);
-      if (name == "--covariance") line += options.covariance;
-      if (name == "--init") line += options.init;
-      if (name == "--regularization") line += fmt::format("{}", options.regularization);
-      if (name == "--iterations") line += fmt::format("{}", options.iterations);
-      if (name == "--tolerance") line += fmt::format("{}", options.tolerance);
-      if (name == "--seed") line += fmt::format("{}", options.seed);
-    }
-    return line + table_.worker_words() + " --out " + path.string();
   }
 
   void print_summary(const Json& json, const FitOutcome& outcome) const {

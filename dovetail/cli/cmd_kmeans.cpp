@@ -9,8 +9,8 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/cli/clusters.h"
+#include "dovetail/cli/clusters_report.h"
 #include "dovetail/cli/command.h"
-#include "dovetail/cli/kmeans_report.h"
 #include "dovetail/cli/output.h"
 #include "dovetail/cli/table_options.h"
 #include "dovetail/hybrid/cluster_metrics.h"
@@ -171,19 +171,19 @@ class KMeansCommand : public Command {
     }
     write_file_atomically(folder.path() / "iterations.jsonl", text);
     write_file_atomically(folder.path() / "report.html",
-                          kmeans_page({.title = folder_path().filename().string(),
-                                       .verdict = verdict(json),
-                                       .where = fmt::format("{}, on {}", table_.data(), machine().cpu_name),
-                                       .algorithm = "k-means",
-                                       .figures = figures(json),
-                                       .measure = "inertia",
-                                       .curve = std::move(inertias),
-                                       .sample = sample.x,
-                                       .labels = sample.labels,
-                                       .centres = result.centres,
-                                       .counts = result.counts,
-                                       .plane = hybrid::principal_plane(sample.x),
-                                       .command = command_line()}));
+                          clusters_page({.title = folder_path().filename().string(),
+                                         .verdict = verdict(json),
+                                         .where = fmt::format("{}, on {}", table_.data(), machine().cpu_name),
+                                         .algorithm = "k-means",
+                                         .figures = figures(json),
+                                         .measure = "inertia",
+                                         .curve = std::move(inertias),
+                                         .sample = sample.x,
+                                         .labels = sample.labels,
+                                         .centres = result.centres,
+                                         .counts = result.counts,
+                                         .plane = hybrid::principal_plane(sample.x),
+                                         .command = command_line()}));
   }
 
   std::string command_line() const {

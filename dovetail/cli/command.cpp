@@ -27,7 +27,7 @@ Argument& Arguments::flag(std::string name, bool& target, std::string help) {
 void Arguments::add_only_for(const std::string& first, const Arguments& others) {
   for (const Argument& argument : others.list()) {
     list_.push_back(argument);
-    list_.back().only_for = first;
+    list_.back().only_for = {first};
   }
 }
 

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -28,12 +30,15 @@ struct Argument {
   double high = std::numeric_limits<double>::infinity();
   std::vector<std::string> choices;
   Completion completion = Completion::kNone;
-  std::string only_for = {};  ///< a value of the command's first positional, with any other of which it is refused
+  /// Values of the command's first positional, with any other of which it is refused; empty: it goes with all.
+  std::vector<std::string> only_for = {};
 
   Argument& is_required() { return required = true, *this; }
   Argument& range(double lowest, double highest) { return low = lowest, high = highest, *this; }
   Argument& one_of(std::vector<std::string> values) { return choices = std::move(values), *this; }
   Argument& completes(Completion what) { return completion = what, *this; }
+  Argument& goes_with(std::vector<std::string> firsts) { return only_for = std::move(firsts), *this; }
+  bool goes_with_only(const std::string& first) const { return std::ranges::find(only_for, first) != only_for.end(); }
 };
 
 /// The arguments of one command, in the order in which `--help` shows them.
@@ -42,7 +47,7 @@ class Arguments {
   Argument& positional(std::string name, Argument::Target target, std::string help);
   Argument& option(std::string name, std::string value_name, Argument::Target target, std::string help);
   Argument& flag(std::string name, bool& target, std::string help);
-  /// Those that belong to one value of the first positional: required, and accepted, with that value alone.
+  /// Those of `others`, which go with one value of the first positional alone.
   void add_only_for(const std::string& first, const Arguments& others);
   /// Everything from the first word that is no option of this command, unparsed.
   Argument& remainder(std::string name, std::vector<std::string>& target, std::string help);

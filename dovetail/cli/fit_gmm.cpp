@@ -6,8 +6,8 @@
 #include "dovetail/base/file.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/cli/clusters.h"
+#include "dovetail/cli/clusters_report.h"
 #include "dovetail/cli/fit_models.h"
-#include "dovetail/cli/kmeans_report.h"
 #include "dovetail/hybrid/mixture.h"
 #include "dovetail/train/progress.h"
 
@@ -91,19 +91,19 @@ void fit_gmm(const FitOptions& options, const FitContext& context, FitOutcome& o
   }
   write_file_atomically(folder / "iterations.jsonl", text);
   const RowSample sample = sample_rows(matrix.x, result.labels, options.seed);
-  write_file_atomically(folder / "report.html", kmeans_page({.title = context.title,
-                                                             .verdict = outcome.verdict,
-                                                             .where = context.where,
-                                                             .algorithm = "mixture",
-                                                             .figures = outcome.figures,
-                                                             .measure = "log-likelihood of a row",
-                                                             .curve = curve,
-                                                             .sample = sample.x,
-                                                             .labels = sample.labels,
-                                                             .centres = mixture.means,
-                                                             .counts = counts,
-                                                             .plane = hybrid::principal_plane(sample.x),
-                                                             .command = context.command}));
+  write_file_atomically(folder / "report.html", clusters_page({.title = context.title,
+                                                               .verdict = outcome.verdict,
+                                                               .where = context.where,
+                                                               .algorithm = "mixture",
+                                                               .figures = outcome.figures,
+                                                               .measure = "log-likelihood of a row",
+                                                               .curve = curve,
+                                                               .sample = sample.x,
+                                                               .labels = sample.labels,
+                                                               .centres = mixture.means,
+                                                               .counts = counts,
+                                                               .plane = hybrid::principal_plane(sample.x),
+                                                               .command = context.command}));
 }
 
 }  // namespace dovetail::cli

@@ -79,7 +79,9 @@ void declare_to(CLI::App& app, const Argument& argument) {
     assign(argument, words);
     return true;
   };
-  const std::string help = argument.only_for.empty() ? argument.help : argument.only_for + ": " + argument.help;
+  const std::string help = argument.only_for.empty()
+                               ? argument.help
+                               : fmt::format("{}: {}", fmt::join(argument.only_for, ", "), argument.help);
   CLI::Option* option = app.add_option(argument.name, callback, help);
   option->type_name(argument.value_name)->required(argument.required && argument.only_for.empty());
   if (std::holds_alternative<std::vector<std::string>*>(argument.target)) {
@@ -123,7 +125,7 @@ void add_command(CLI::App& root, Entry& entry) {
   for (const Argument& argument : entry.arguments.list()) declare_to(*entry.app, argument);
 }
 
-/// Options that belong to one value of the first positional.
+/// Options that go with some values of the first positional alone.
 void check_only_for(const Entry& entry) {
   const std::string command = entry.command->name();
   const std::vector<Argument>& list = entry.arguments.list();
@@ -131,11 +133,11 @@ void check_only_for(const Entry& entry) {
     if (argument.only_for.empty()) continue;
     const std::string& first = *std::get<std::string*>(list.front().target);
     const bool given = entry.app->get_option(argument.name)->count() > 0;
-    if (given && argument.only_for != first)
+    if (given && !argument.goes_with_only(first))
       throw UserError(fmt::format("{} is an option of `dovetail {} {}`, not of `dovetail {} {}`", argument.name,
-                                  command, argument.only_for, command, first),
+                                  command, fmt::join(argument.only_for, "`, `"), command, first),
                       fmt::format("see `dovetail {} --help`", command));
-    if (!given && argument.required && argument.only_for == first)
+    if (!given && argument.required && argument.goes_with_only(first))
       throw UserError(fmt::format("dovetail {} {}: {} is required", command, first, argument.name),
                       "for example: " + entry.command->example());
   }

@@ -1,4 +1,4 @@
-#include "dovetail/cli/kmeans_report.h"
+#include "dovetail/cli/clusters_report.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -64,7 +64,7 @@ at::Tensor project(const at::Tensor& x, const hybrid::PrincipalPlane& plane) {
   return (x.to(at::kDouble) - plane.mean).matmul(plane.directions).contiguous();
 }
 
-std::string scatter(const KMeansPage& page) {
+std::string scatter(const ClustersPage& page) {
   const at::Tensor points = project(page.sample, page.plane), centres = project(page.centres, page.plane);
   const at::Tensor all = at::cat({points, centres});
   const auto low = std::get<0>(all.min(0)), high = std::get<0>(all.max(0));
@@ -122,7 +122,7 @@ std::string chart(const std::string& title, const std::string& body) {
 
 }  // namespace
 
-std::string kmeans_page(const KMeansPage& page) {
+std::string clusters_page(const ClustersPage& page) {
   std::string html = page_head(page.title);
   html += fmt::format(
       "<header><div>\n<div class=\"brand\"><b>Dovetail</b> {} report</div>\n<h1>{}</h1>\n"

@@ -9,7 +9,7 @@
 namespace dovetail::cli {
 
 /// What the page of a clustering is made from: k-means, or a mixture, whose components are its clusters.
-struct KMeansPage {
+struct ClustersPage {
   std::string title, verdict, where;
   std::string algorithm;                                     ///< in the heading
   std::vector<std::pair<std::string, std::string>> figures;  ///< label and value
@@ -24,6 +24,6 @@ struct KMeansPage {
 
 /// One self-contained page: figures, the sample and the centres along two principal components, the measure by
 /// iteration, the sizes of the clusters.
-std::string kmeans_page(const KMeansPage& page);
+std::string clusters_page(const ClustersPage& page);
 
 }  // namespace dovetail::cli
