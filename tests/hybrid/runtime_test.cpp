@@ -7,9 +7,6 @@
 
 #include <array>
 #include <atomic>
-#include <chrono>
-#include <cmath>
-#include <future>
 #include <map>
 #include <mutex>
 #include <random>
@@ -18,65 +15,10 @@
 #include "dovetail/base/affinity.h"
 #include "dovetail/base/log.h"
 #include "tests/base/temporary_folder.h"
-#include "tests/hybrid/testing.h"
+#include "tests/hybrid/runtime_testing.h"
 
 namespace dovetail::hybrid::testing {
 namespace {
-
-constexpr auto kUnbound = RuntimeOptions::Binding::kNone;
-
-void pause(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
-
-/// Data x (N), state (N). The state becomes state * 3 + x times the parameter, modulo 1; the partial is a sum whose
-/// bits depend on the order, of the state before: a shard that runs twice on rows that it wrote gives another one.
-Partial advance(const Parameters& parameters, const Shard& shard) {
-  const auto rows = rows_of(shard);
-  const auto* x = rows[0].const_data_ptr<double>();
-  auto* state = rows[1].mutable_data_ptr<double>();
-  const double factor = parameters[0].item<double>();
-  double sum = 0;
-  for (int64_t i = 0; i < shard.size; ++i) {
-    sum += state[i] * std::pow(-10.0, static_cast<double>((shard.begin + i) % 13)) + x[i];
-    state[i] = std::fmod(state[i] * 3 + factor * x[i], 1);
-  }
-  return {{at::scalar_tensor(sum, at::kDouble)}, static_cast<double>(shard.size)};
-}
-const TaskRegistration kAdvance("test.advance", at::kCPU, advance, {1});
-
-struct Numbers {
-  explicit Numbers(int64_t rows, uint64_t seed = 1)
-      : resident({normal({rows}, seed, at::kDouble), normal({rows}, seed + 1, at::kDouble)}) {}
-  std::vector<Shard> shards() const { return resident.shards(7); }
-  at::Tensor state() const { return resident.tensor(1); }
-
-  ResidentData resident;
-};
-
-at::Tensor factor(int64_t i) { return at::scalar_tensor(0.1 + static_cast<double>(i), at::kDouble); }
-
-std::vector<ExecutorSpec> executors(std::initializer_list<int64_t> threads) {
-  std::vector<ExecutorSpec> list;
-  for (const int64_t count : threads) list.push_back({.threads = count});
-  return list;
-}
-
-std::vector<ShardResult> once(const std::function<ShardResult()>& work) {
-  std::vector<ShardResult> results;
-  results.push_back(work());
-  return results;
-}
-
-/// Jobs one after another on the same numbers give the bits of run_task: sums and states.
-void expect_same_as_run_task(Runtime& runtime, int64_t jobs, int64_t rows) {
-  Numbers ours(rows), theirs(rows);
-  for (int64_t i = 0; i < jobs; ++i) {
-    const Partial sum = runtime.run("test.advance", {factor(i)}, ours.shards());
-    const Partial expected = run_task("test.advance", {factor(i)}, theirs.shards());
-    ASSERT_EQ(sum.tensors[0].item<double>(), expected.tensors[0].item<double>()) << "job " << i;
-    ASSERT_EQ(sum.weight, expected.weight);
-  }
-  EXPECT_TRUE(at::equal(ours.state(), theirs.state()));
-}
 
 TEST(Runtime, HasTheBitsOfRunTask) {
   for (const auto& list : {executors({1}), executors({2}), executors({1, 1}), executors({2, 1, 3})})
@@ -156,111 +98,6 @@ TEST(Runtime, HasTheSameBitsAfterAThousandFaults) {
   }
   set_log_level(LogLevel::kInfo);
   for (const auto& [fault, count] : faults.counts()) EXPECT_GT(count, 150) << "fault " << static_cast<int>(fault);
-}
-
-TEST(Runtime, DropsWhatAHungExecutorDeliversInALaterJob) {
-  std::atomic<bool> hung = false, released = false;
-  std::atomic<int> job = 0;  // speeds are unknown in the first ones, and leases long
-  Runtime runtime(executors({1, 1}), {.scheduling = {.min_lease_s = 0.001},
-                                      .binding = kUnbound,
-                                      .around = [&](size_t executor, int64_t, const auto& work) {
-                                        auto results = once(work);
-                                        if (executor == 1 && job > 3 && !hung.exchange(true))
-                                          while (!released) pause(0.001);
-                                        return results;
-                                      }});
-  Numbers ours(100), theirs(100);
-  const auto both = [&](int64_t i) {
-    ++job;
-    const Partial sum = runtime.run("test.advance", {factor(i)}, ours.shards());
-    EXPECT_EQ(sum.tensors[0].item<double>(),
-              run_task("test.advance", {factor(i)}, theirs.shards()).tensors[0].item<double>())
-        << i;
-  };
-  std::jthread release([&] {
-    while (!hung) pause(0.001);
-    pause(0.05);
-    released = true;
-  });
-  int64_t i = 0;
-  while (!released) both(i++);
-  for (const int64_t end = i + 20; i < end;) both(i++);
-  EXPECT_TRUE(at::equal(ours.state(), theirs.state()));
-}
-
-/// Executor 1 sleeps before a shard of the job that is begun after `arm`, until `wake`; what it computes then is kept.
-class LateReader {
- public:
-  RuntimeOptions options() {
-    return {.scheduling = {.min_lease_s = 0.001, .first_lease_s = 0.3},
-            .binding = kUnbound,
-            .around = [this](size_t executor, int64_t shard, const std::function<ShardResult()>& work) {
-              const bool late = executor == 1 && armed_.exchange(false);
-              while (late && !awake_) pause(0.001);
-              auto results = once(work);
-              if (late) came_.set_value({shard, results[0]});
-              return results;
-            }};
-  }
-  void arm() { armed_ = true; }
-  bool slept() const { return !armed_; }
-  std::pair<int64_t, ShardResult> wake() {
-    awake_ = true;
-    return came_.get_future().get();
-  }
-
- private:
-  std::atomic<bool> armed_ = false, awake_ = false;
-  std::promise<std::pair<int64_t, ShardResult>> came_;
-};
-
-Partial read(const Parameters& parameters, const Shard& shard) {
-  const auto rows = rows_of(shard);
-  return {{rows[1].sum() * parameters[0]}, static_cast<double>(shard.size)};
-}
-const TaskRegistration kRead("test.read", at::kCPU, read);
-
-TEST(Runtime, LetsALateThreadReadWhatItsJobBeganWith) {
-  for (const char* task : {"test.read", "test.advance"}) {
-    LateReader late;
-    Runtime runtime(executors({1, 1}), late.options());
-    Numbers numbers(100);
-    const at::Tensor parameter = factor(1);
-    for (int i = 0; i < 3; ++i) runtime.run(task, {parameter}, numbers.shards());
-    at::Tensor before;
-    late.arm();
-    for (int i = 0; !late.slept(); ++i) {
-      ASSERT_LT(i, 1000);
-      before = numbers.state().clone();
-      runtime.run(task, {parameter}, numbers.shards());
-    }
-    parameter.fill_(7);
-    for (int i = 0; i < 2; ++i) runtime.run("test.advance", {factor(i)}, numbers.shards());
-    ASSERT_FALSE(at::equal(numbers.state(), before));
-    const auto [shard, result] = late.wake();
-    ResidentData old({at::zeros_like(before), before});
-    old.put(0, rows_of(numbers.resident.shards(100)[0], 0));
-    const Partial expected = find_task(task, at::kCPU).run({factor(1)}, old.shards(7)[static_cast<size_t>(shard)]);
-    EXPECT_EQ(result.partial.tensors[0].item<double>(), expected.tensors[0].item<double>()) << task;
-  }
-}
-
-TEST(KMeans, LetsALateThreadReadTheLabelsOfItsJob) {
-  const at::Tensor x = raw_features(4 * kKMeansGrain, 3, 8, 1), centres = some_rows(x, 8);
-  LateReader late;
-  KMeansData data(x, std::make_shared<Runtime>(executors({1, 1}), late.options()));
-  data.assign(centres);
-  for (int i = 0; i < 3; ++i) data.distances(centres);
-  const at::Tensor squares = data.distances(centres).squares.clone();
-  late.arm();
-  for (int i = 0; !late.slept(); ++i) {
-    ASSERT_LT(i, 1000);
-    data.distances(centres);
-  }
-  data.assign(centres.flip(0) + 1);
-  data.forget_closest();
-  const auto [shard, result] = late.wake();
-  EXPECT_TRUE(at::equal(result.rows[0], squares.narrow(0, shard * kKMeansGrain, kKMeansGrain)));
 }
 
 TEST(Runtime, RethrowsWhatFailsEverywhereAndGoesOn) {

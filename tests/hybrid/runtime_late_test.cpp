@@ -1,0 +1,120 @@
+// Threads that come back when their job is long over: nothing that they read has changed, nothing that they write
+// counts. ctest-labels: threads
+#include <atomic>
+#include <future>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "tests/hybrid/runtime_testing.h"
+
+namespace dovetail::hybrid::testing {
+namespace {
+
+TEST(Runtime, DropsWhatAHungExecutorDeliversInALaterJob) {
+  std::atomic<bool> hung = false, released = false;
+  std::atomic<int> job = 0;  // speeds are unknown in the first ones, and leases long
+  Runtime runtime(executors({1, 1}), {.scheduling = {.min_lease_s = 0.001},
+                                      .binding = kUnbound,
+                                      .around = [&](size_t executor, int64_t, const auto& work) {
+                                        auto results = once(work);
+                                        if (executor == 1 && job > 3 && !hung.exchange(true))
+                                          while (!released) pause(0.001);
+                                        return results;
+                                      }});
+  Numbers ours(100), theirs(100);
+  const auto both = [&](int64_t i) {
+    ++job;
+    const Partial sum = runtime.run("test.advance", {factor(i)}, ours.shards());
+    EXPECT_EQ(sum.tensors[0].item<double>(),
+              run_task("test.advance", {factor(i)}, theirs.shards()).tensors[0].item<double>())
+        << i;
+  };
+  std::jthread release([&] {
+    while (!hung) pause(0.001);
+    pause(0.05);
+    released = true;
+  });
+  int64_t i = 0;
+  while (!released) both(i++);
+  for (const int64_t end = i + 20; i < end;) both(i++);
+  EXPECT_TRUE(at::equal(ours.state(), theirs.state()));
+}
+
+/// Executor 1 sleeps before a shard of the job that is begun after `arm`, until `wake`; what it computes then is kept.
+class LateReader {
+ public:
+  RuntimeOptions options() {
+    return {.scheduling = {.min_lease_s = 0.001, .first_lease_s = 0.3},
+            .binding = kUnbound,
+            .around = [this](size_t executor, int64_t shard, const std::function<ShardResult()>& work) {
+              const bool late = executor == 1 && armed_.exchange(false);
+              while (late && !awake_) pause(0.001);
+              auto results = once(work);
+              if (late) came_.set_value({shard, results[0]});
+              return results;
+            }};
+  }
+  void arm() { armed_ = true; }
+  bool slept() const { return !armed_; }
+  std::pair<int64_t, ShardResult> wake() {
+    awake_ = true;
+    return came_.get_future().get();
+  }
+
+ private:
+  std::atomic<bool> armed_ = false, awake_ = false;
+  std::promise<std::pair<int64_t, ShardResult>> came_;
+};
+
+Partial read(const Parameters& parameters, const Shard& shard) {
+  const auto rows = rows_of(shard);
+  return {{rows[1].sum() * parameters[0]}, static_cast<double>(shard.size)};
+}
+const TaskRegistration kRead("test.read", at::kCPU, read);
+
+TEST(Runtime, LetsALateThreadReadWhatItsJobBeganWith) {
+  for (const char* task : {"test.read", "test.advance"}) {
+    LateReader late;
+    Runtime runtime(executors({1, 1}), late.options());
+    Numbers numbers(100);
+    const at::Tensor parameter = factor(1);
+    for (int i = 0; i < 3; ++i) runtime.run(task, {parameter}, numbers.shards());
+    at::Tensor before;
+    late.arm();
+    for (int i = 0; !late.slept(); ++i) {
+      ASSERT_LT(i, 1000);
+      before = numbers.state().clone();
+      runtime.run(task, {parameter}, numbers.shards());
+    }
+    parameter.fill_(7);
+    for (int i = 0; i < 2; ++i) runtime.run("test.advance", {factor(i)}, numbers.shards());
+    ASSERT_FALSE(at::equal(numbers.state(), before));
+    const auto [shard, result] = late.wake();
+    ResidentData old({at::zeros_like(before), before});
+    old.put(0, rows_of(numbers.resident.shards(100)[0], 0));
+    const Partial expected = find_task(task, at::kCPU).run({factor(1)}, old.shards(7)[static_cast<size_t>(shard)]);
+    EXPECT_EQ(result.partial.tensors[0].item<double>(), expected.tensors[0].item<double>()) << task;
+  }
+}
+
+TEST(KMeans, LetsALateThreadReadTheLabelsOfItsJob) {
+  const at::Tensor x = raw_features(4 * kKMeansGrain, 3, 8, 1), centres = some_rows(x, 8);
+  LateReader late;
+  KMeansData data(x, std::make_shared<Runtime>(executors({1, 1}), late.options()));
+  data.assign(centres);
+  for (int i = 0; i < 3; ++i) data.distances(centres);
+  const at::Tensor squares = data.distances(centres).squares.clone();
+  late.arm();
+  for (int i = 0; !late.slept(); ++i) {
+    ASSERT_LT(i, 1000);
+    data.distances(centres);
+  }
+  data.assign(centres.flip(0) + 1);
+  data.forget_closest();
+  const auto [shard, result] = late.wake();
+  EXPECT_TRUE(at::equal(result.rows[0], squares.narrow(0, shard * kKMeansGrain, kKMeansGrain)));
+}
+
+}  // namespace
+}  // namespace dovetail::hybrid::testing

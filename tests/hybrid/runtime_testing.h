@@ -1,0 +1,72 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <initializer_list>
+#include <thread>
+#include <vector>
+
+#include "dovetail/hybrid/runtime.h"
+#include "tests/hybrid/testing.h"
+
+/// What the tests of the runtime share: a task that leaves a trace wherever a shard runs twice.
+namespace dovetail::hybrid::testing {
+
+inline constexpr auto kUnbound = RuntimeOptions::Binding::kNone;
+
+inline void pause(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+
+/// Data x (N), state (N). The state becomes state * 3 + x times the parameter, modulo 1; the partial is a sum whose
+/// bits depend on the order, of the state before: a shard that runs twice on rows that it wrote gives another one.
+inline Partial advance(const Parameters& parameters, const Shard& shard) {
+  const auto rows = rows_of(shard);
+  const auto* x = rows[0].const_data_ptr<double>();
+  auto* state = rows[1].mutable_data_ptr<double>();
+  const double factor = parameters[0].item<double>();
+  double sum = 0;
+  for (int64_t i = 0; i < shard.size; ++i) {
+    sum += state[i] * std::pow(-10.0, static_cast<double>((shard.begin + i) % 13)) + x[i];
+    state[i] = std::fmod(state[i] * 3 + factor * x[i], 1);
+  }
+  return {{at::scalar_tensor(sum, at::kDouble)}, static_cast<double>(shard.size)};
+}
+inline const TaskRegistration kAdvance("test.advance", at::kCPU, advance, {1});
+
+struct Numbers {
+  explicit Numbers(int64_t rows, uint64_t seed = 1)
+      : resident({normal({rows}, seed, at::kDouble), normal({rows}, seed + 1, at::kDouble)}) {}
+  std::vector<Shard> shards() const { return resident.shards(7); }
+  at::Tensor state() const { return resident.tensor(1); }
+
+  ResidentData resident;
+};
+
+inline at::Tensor factor(int64_t i) { return at::scalar_tensor(0.1 + static_cast<double>(i), at::kDouble); }
+
+inline std::vector<ExecutorSpec> executors(std::initializer_list<int64_t> threads) {
+  std::vector<ExecutorSpec> list;
+  for (const int64_t count : threads) list.push_back({.threads = count});
+  return list;
+}
+
+inline std::vector<ShardResult> once(const std::function<ShardResult()>& work) {
+  std::vector<ShardResult> results;
+  results.push_back(work());
+  return results;
+}
+
+/// Jobs one after another on the same numbers give the bits of run_task: sums and states.
+inline void expect_same_as_run_task(Runtime& runtime, int64_t jobs, int64_t rows) {
+  Numbers ours(rows), theirs(rows);
+  for (int64_t i = 0; i < jobs; ++i) {
+    const Partial sum = runtime.run("test.advance", {factor(i)}, ours.shards());
+    const Partial expected = run_task("test.advance", {factor(i)}, theirs.shards());
+    ASSERT_EQ(sum.tensors[0].item<double>(), expected.tensors[0].item<double>()) << "job " << i;
+    ASSERT_EQ(sum.weight, expected.weight);
+  }
+  EXPECT_TRUE(at::equal(ours.state(), theirs.state()));
+}
+
+}  // namespace dovetail::hybrid::testing
