@@ -50,7 +50,7 @@ inline const std::array kCapabilities = {
                false,
                {"memory.budget=0.8x", "memory.solve_s=2"},
                {"memory.budget=0.8x", "memory.solve_s=2"},
-               {"memory.budget=0.8x"}},
+               {"memory.budget=0.8x", "memory.solve_s=2"}},
     Capability{"hybrid, fixed",
                "rounding: of four micro-batches the second rank has three",
                1e-6,
@@ -110,7 +110,8 @@ inline constexpr const char* kDlrmToml = R"(
 [recommender]
 model = "dlrm"
 dim = 8
-deep = [16]
+bottom = [128, 128]
+deep = [128, 128, 128]
 grain = 4
 [rows]
 label = "clicked"
