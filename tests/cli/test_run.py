@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pathlib
+import tomllib
 
 import pytest
 from cli import dovetail, dovetail_json
@@ -139,7 +140,9 @@ PAPER = {
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_passes_a_dry_run(config, tmp_path):
-    stderr = dovetail("train", str(config), "--dry-run", folder=tmp_path).stderr
+    shares = tomllib.loads(config.read_text()).get("balance", {}).get("shares", [])
+    launch = ["launch", "-n", len(shares)] if shares else []
+    stderr = dovetail(*launch, "train", str(config), "--dry-run", folder=tmp_path).stderr
     assert "parameters" in stderr and not list(tmp_path.iterdir())
     if config.stem in PAPER:
         assert f"gpt {PAPER[config.stem]} ·" in stderr and "mxfp8" in stderr
