@@ -81,7 +81,7 @@ inline double most_change(size_t moved, size_t kept) {
 struct Model {
   const char* name;
   const char* toml;
-  std::vector<const char*> Capability::*settings;
+  std::vector<const char*> Capability::* settings;
 };
 
 inline constexpr const char* kGptToml = R"(

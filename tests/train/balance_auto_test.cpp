@@ -122,11 +122,8 @@ TEST(Balance, SaysWhatItCannotShare) {
     change(config);
     EXPECT_THAT([&] { check_balance(config); }, ThrowsMessage<UserError>(HasSubstr(why)));
   };
-  refused(
-      [](RunConfig& c) {
-        c.balance = {.mode = "off", .shares = {4, 4}};
-      },
-      "do nothing with balance.mode = \"off\"");
+  refused([](RunConfig& c) { c.balance = {.mode = "off", .shares = {4, 4}}; },
+          "do nothing with balance.mode = \"off\"");
   refused([](RunConfig& c) { c.balance = {.mode = "off", .gain = 0.5}; }, "do nothing with balance.mode = \"off\"");
   refused([](RunConfig& c) { c.train.micro_batch = 0; }, "train.micro_batch = 0 leaves it open");
   refused([](RunConfig& c) { c.train.micro_batch = TrainSection::kAuto; },
@@ -139,11 +136,8 @@ TEST(Balance, SaysWhatItCannotShare) {
   refused([](RunConfig& c) { c.recommender.model = "dien"; }, "negatives are drawn among the samples of a rank");
   refused([](RunConfig& c) { c.balance = {.mode = "fixed"}; }, "needs balance.shares");
   refused([](RunConfig& c) { c.balance = {.mode = "fixed", .shares = {4, 5}}; }, "are 9 micro-batches");
-  refused(
-      [](RunConfig& c) {
-        c.balance = {.mode = "fixed", .shares = {4, 4}, .gain = 0.1};
-      },
-      "whose shares do not move");
+  refused([](RunConfig& c) { c.balance = {.mode = "fixed", .shares = {4, 4}, .gain = 0.1}; },
+          "whose shares do not move");
 
   RunConfig config = with_shares(gpt(run, "ranks", 4), {4, 4});
   EXPECT_THAT([&] { BatchShares(config, 3); },
