@@ -25,7 +25,7 @@ namespace {
 // Some 130 MB a thread: a forgotten trace ends up short instead of ending the run.
 constexpr size_t kMaxEventsPerThread = size_t{1} << 22;
 
-enum Kind : uint8_t { kGemm, kAttention, kOther };
+enum OperatorKind : uint8_t { kGemm, kAttention, kOther };
 
 struct Event {
   int32_t name;
@@ -37,7 +37,7 @@ int64_t now_ns() {
       .count();
 }
 
-Kind kind_of(std::string_view name) {
+OperatorKind kind_of(std::string_view name) {
   static constexpr std::array<std::string_view, 10> kGemmNames = {
       "aten::mm",     "aten::addmm",    "aten::bmm",           "aten::baddbmm",    "aten::linear",
       "aten::matmul", "dovetail::gemm", "aten::mkldnn_linear", "aten::_scaled_mm", "aten::_grouped_mm"};
@@ -135,16 +135,16 @@ void add_shares(const ThreadLog& log, std::array<int64_t, 3>& self_ns) {
   std::sort(events.begin(), events.end(), [](const Event& a, const Event& b) {
     return a.begin_ns != b.begin_ns ? a.begin_ns < b.begin_ns : a.end_ns > b.end_ns;
   });
-  std::vector<Kind> kinds;
+  std::vector<OperatorKind> kinds;
   for (const std::string& name : log.names) kinds.push_back(kind_of(name));
   struct Open {
     int64_t end_ns;
-    Kind kind;
+    OperatorKind kind;
   };
   std::vector<Open> open;
   for (const Event& event : events) {
     while (!open.empty() && open.back().end_ns <= event.begin_ns) open.pop_back();
-    Kind kind = kinds[static_cast<size_t>(event.name)];
+    OperatorKind kind = kinds[static_cast<size_t>(event.name)];
     // Asynchronous operators may outlive what began before them: only the part inside the parent is the parent's.
     int64_t end_ns = event.end_ns;
     if (!open.empty()) {

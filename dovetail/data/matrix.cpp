@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
+#include "dovetail/data/cell_values.h"
 #include "dovetail/data/matrix_part.h"
 #include "dovetail/data/parquet.h"
 #include "dovetail/data/row_decoder.h"
@@ -18,11 +19,6 @@ namespace dovetail {
 namespace {
 
 constexpr size_t kBadKept = 5;
-
-std::string shown(std::string_view text) {
-  constexpr size_t kLongest = 40;
-  return "\"" + printable(text.substr(0, kLongest)) + (text.size() > kLongest ? "...\"" : "\"");
-}
 
 void add_cell(const Cell& cell, RowTaker& taker) {
   switch (cell.kind) {

@@ -15,7 +15,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "token shards are mapped as they are stored: little-endian");
 
 constexpr char kMagic[8] = {'D', 'V', 'T', 'L', 'T', 'O', 'K', 'S'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kShardVersion = 1;
 
 struct RawHeader {
   char magic[8];
@@ -35,8 +35,9 @@ ShardHeader read_shard_header(std::span<const std::byte> file, const std::string
   if (file.size() < sizeof(raw)) throw UserError("token shard is truncated: no room for its header", help, name);
   std::memcpy(&raw, file.data(), sizeof(raw));
   if (std::memcmp(raw.magic, kMagic, sizeof(kMagic)) != 0) throw UserError("not a token shard", help, name);
-  if (raw.version != kVersion)
-    throw UserError(fmt::format("token shard of version {}, this program reads {}", raw.version, kVersion), help, name);
+  if (raw.version != kShardVersion)
+    throw UserError(fmt::format("token shard of version {}, this program reads {}", raw.version, kShardVersion), help,
+                    name);
   if (raw.width != 2 && raw.width != 4)
     throw UserError(fmt::format("token shard with {} bytes a token", raw.width), help, name);
   const uint64_t room = file.size() - sizeof(raw);
@@ -55,7 +56,7 @@ std::string write_shard(const std::filesystem::path& path, const ShardHeader& he
                         const std::vector<std::span<const int32_t>>& parts) {
   RawHeader raw{};
   std::memcpy(raw.magic, kMagic, sizeof(kMagic));
-  raw.version = kVersion;
+  raw.version = kShardVersion;
   raw.width = header.width;
   raw.count = header.count;
   raw.text_bytes = header.text_bytes;

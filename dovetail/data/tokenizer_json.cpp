@@ -18,9 +18,9 @@ using nlohmann::json;
 /// A value in an error message: short, and ASCII so that cutting it breaks no character.
 std::string shown(const json& value) { return value.dump(-1, ' ', true).substr(0, 80); }
 
-class Reader {
+class TokenizerReader {
  public:
-  explicit Reader(std::string name) : name_(std::move(name)) {}
+  explicit TokenizerReader(std::string name) : name_(std::move(name)) {}
 
   BpeFile read(std::string_view content) {
     json root;
@@ -237,7 +237,9 @@ json pre_tokenizer_json(SplitPattern split) {
 
 }  // namespace
 
-BpeFile parse_tokenizer_json(std::string_view content, const std::string& name) { return Reader(name).read(content); }
+BpeFile parse_tokenizer_json(std::string_view content, const std::string& name) {
+  return TokenizerReader(name).read(content);
+}
 
 std::string write_tokenizer_json(const BpeFile& file) {
   std::vector<std::string> spelling;

@@ -10,12 +10,13 @@ namespace dovetail::embedding {
 
 namespace {
 
-constexpr int64_t kFloatBytes = sizeof(float), kLineBytes = 64;
+constexpr int64_t kLineBytes = 64;
 
 /// Of a row that may be taken: itself, its state and what it is rounded by.
 int64_t bytes_of_row(const PackSpec& spec, const TableSpec& table) {
   const int64_t held = spec.row_dtype == RowDtype::kFloat32 ? 0 : static_cast<int64_t>(sizeof(int32_t));
-  return row_bytes(spec.row_dtype, table.dim) + kFloatBytes * state_per_row(spec.optimizer.kind, table.dim) + held;
+  const int64_t state = state_per_row(spec.optimizer.kind, table.dim) * static_cast<int64_t>(sizeof(float));
+  return row_bytes(spec.row_dtype, table.dim) + state + held;
 }
 
 }  // namespace

@@ -11,18 +11,18 @@ namespace dovetail::embedding {
 
 namespace {
 
-constexpr std::array<std::string_view, 5> kNames = {"sgd", "momentum", "adagrad", "rowwise_adagrad", "adam"};
+constexpr std::array<std::string_view, 5> kOptimizerNames = {"sgd", "momentum", "adagrad", "rowwise_adagrad", "adam"};
 
 }  // namespace
 
-std::string_view name(OptimizerKind kind) { return kNames[static_cast<size_t>(kind)]; }
+std::string_view name(OptimizerKind kind) { return kOptimizerNames[static_cast<size_t>(kind)]; }
 
 OptimizerKind parse_optimizer(std::string_view name) {
-  for (size_t i = 0; i < kNames.size(); ++i) {
-    if (name == kNames[i]) return static_cast<OptimizerKind>(i);
+  for (size_t i = 0; i < kOptimizerNames.size(); ++i) {
+    if (name == kOptimizerNames[i]) return static_cast<OptimizerKind>(i);
   }
   throw UserError(fmt::format("embedding: no optimizer is named \"{}\"", name),
-                  fmt::format("use one of {}", fmt::join(kNames, ", ")));
+                  fmt::format("use one of {}", fmt::join(kOptimizerNames, ", ")));
 }
 
 UpdateScalars update_scalars(const OptimizerSpec& spec, int64_t step) {

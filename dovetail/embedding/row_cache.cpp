@@ -10,9 +10,9 @@ namespace dovetail::embedding {
 
 namespace {
 
-constexpr std::array<const char*, 3> kNames = {"hot", "lru", "lfu"};
+constexpr std::array<const char*, 3> kPolicyNames = {"hot", "lru", "lfu"};
 /// Ids whose places in the map are on their way while one is looked up.
-constexpr int64_t kAhead = 12;
+constexpr int64_t kCountsAhead = 12;
 /// Rows of as many accesses are equals when the most frequent are chosen.
 constexpr size_t kMostCounted = UINT16_MAX;
 
@@ -21,8 +21,8 @@ int64_t bitmap_words(int64_t rows) { return (rows + 63) / 64; }
 }  // namespace
 
 TierPolicy parse_tier_policy(std::string_view name) {
-  for (size_t i = 0; i < kNames.size(); ++i) {
-    if (name == kNames[i]) return static_cast<TierPolicy>(i);
+  for (size_t i = 0; i < kPolicyNames.size(); ++i) {
+    if (name == kPolicyNames[i]) return static_cast<TierPolicy>(i);
   }
   throw UserError(fmt::format("embedding: no policy of the fast tier is named \"{}\"", name), "use hot, lru or lfu");
 }
@@ -58,9 +58,9 @@ void RowCache::begin(const std::vector<Ids>& ids, std::string_view table, std::v
   // First all that is there, so that no row of this step leaves for another.
   for (const Ids& part : ids) {
     for (int64_t i = 0; i < part.count; ++i) {
-      if (i + kAhead < part.count) {
-        map_.prefetch(static_cast<uint32_t>(part.ids[i + kAhead]));
-        if (counts()) __builtin_prefetch(&counts_[static_cast<size_t>(part.ids[i + kAhead])], 1);
+      if (i + kCountsAhead < part.count) {
+        map_.prefetch(static_cast<uint32_t>(part.ids[i + kCountsAhead]));
+        if (counts()) __builtin_prefetch(&counts_[static_cast<size_t>(part.ids[i + kCountsAhead])], 1);
       }
       part.slots[i] = find(part.ids[i]);
       if (part.slots[i] >= 0) use(part.slots[i]);

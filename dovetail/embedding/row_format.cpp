@@ -9,13 +9,15 @@ namespace dovetail::embedding {
 
 namespace {
 
-constexpr std::array<std::string_view, 3> kNames = {"fp32", "bf16", "mxfp8"};
+constexpr std::array<std::string_view, 3> kDtypeNames = {"fp32", "bf16", "mxfp8"};
 
 }  // namespace
 
-std::string_view name(RowDtype dtype) { return kNames[static_cast<size_t>(dtype)]; }
+std::string_view name(RowDtype dtype) { return kDtypeNames[static_cast<size_t>(dtype)]; }
 
-RowDtype parse_row_dtype(std::string_view text) { return parse_enum<RowDtype>("embedding", "row_dtype", text, kNames); }
+RowDtype parse_row_dtype(std::string_view text) {
+  return parse_enum<RowDtype>("embedding", "row_dtype", text, kDtypeNames);
+}
 
 at::ScalarType stored_type(RowDtype dtype) {
   constexpr std::array kTypes = {at::kFloat, at::kBFloat16, at::kByte};

@@ -9,7 +9,7 @@ namespace dovetail::moe {
 
 namespace {
 
-constexpr int64_t kGrainTokens = 256;
+constexpr int64_t kDrawGrain = 256;
 
 }  // namespace
 
@@ -24,7 +24,7 @@ at::Tensor uniform_draws(uint64_t key, int64_t first_token, int64_t tokens) {
 at::Tensor normal_draws(uint64_t key, int64_t first_token, int64_t tokens, int64_t experts) {
   at::Tensor draws = at::empty({tokens, experts}, at::kDouble);
   auto* draw = draws.mutable_data_ptr<double>();
-  parallel_pieces(tokens, kGrainTokens, [&](int64_t begin, int64_t end) {
+  parallel_pieces(tokens, kDrawGrain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin * experts; i < end * experts; ++i) {
       const auto index = static_cast<uint64_t>(first_token * experts + i);
       draw[i] = random_normal(key, RandomStream::kRoutingNoise, index / 2)[index % 2];

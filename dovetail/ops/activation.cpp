@@ -87,7 +87,7 @@ class ActivationFunction : public torch::autograd::Function<ActivationFunction> 
   }
 };
 
-bool by_kernel(const at::Tensor& x) { return use_kernel(Kernel::kActivation, x) && x.numel() > 0; }
+bool by_activation_kernel(const at::Tensor& x) { return use_kernel(Kernel::kActivation, x) && x.numel() > 0; }
 
 at::Tensor by_composition(Activation activation, const at::Tensor& x) {
   switch (activation) {
@@ -104,7 +104,7 @@ at::Tensor by_composition(Activation activation, const at::Tensor& x) {
 at::Tensor activate(Activation activation, const at::Tensor& x) {
   check_input(activation, x);
   if (x.is_meta()) return at::empty(output_sizes(activation, x), x.options());
-  if (!by_kernel(x)) return by_composition(activation, x);
+  if (!by_activation_kernel(x)) return by_composition(activation, x);
   return ActivationFunction::apply(x, static_cast<int64_t>(activation));
 }
 
@@ -116,7 +116,7 @@ class ActivationOperation : public RowOperation {
   std::shared_ptr<const RowOperation> with(const Parameters&) const override {
     return std::make_shared<ActivationOperation>(activation_);
   }
-  bool has_rows(const at::Tensor& x) const override { return x.is_cpu() && by_kernel(x); }
+  bool has_rows(const at::Tensor& x) const override { return x.is_cpu() && by_activation_kernel(x); }
 
   MadeRows rows(const at::Tensor& x, Statistics&) const override {
     check_input(activation_, x);

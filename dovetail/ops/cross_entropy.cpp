@@ -56,7 +56,7 @@ at::Tensor losses_of(at::Tensor& logits, const at::Tensor& targets, bool gradien
 }
 
 /// Only on the CPU: elsewhere it would cost a synchronisation. Contiguous.
-void check_range(const at::Tensor& targets, int64_t vocab) {
+void check_targets(const at::Tensor& targets, int64_t vocab) {
   if (!targets.is_cpu()) return;
   const int64_t* target = targets.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < targets.numel(); ++i)
@@ -71,7 +71,7 @@ struct LossAndGradients {
 
 LossAndGradients run(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets, bool need_dx,
                      bool need_dweight) {
-  check_range(targets, weight.size(0));
+  check_targets(targets, weight.size(0));
   const int64_t rows = x.size(0), vocab = weight.size(0);
   const auto loss_options = x.options().dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
   LossAndGradients result;
@@ -155,7 +155,7 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, c
   if (x.is_meta()) return at::empty({}, x.options().dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat));
   const at::Tensor contiguous = targets.contiguous();
   if (x.is_cpu() && !kernel_enabled(Kernel::kCrossEntropy)) {
-    check_range(contiguous, weight.size(0));
+    check_targets(contiguous, weight.size(0));
     return composed::linear_cross_entropy(x, weight, contiguous);
   }
   if (at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad()))

@@ -62,7 +62,7 @@ void sum_rows(const PositionsOfIds& groups, const at::Tensor& dy, const at::Tens
   });
 }
 
-void check_range(const at::Tensor& ids, int64_t vocab) {
+void check_ids(const at::Tensor& ids, int64_t vocab) {
   const int64_t* id = ids.const_data_ptr<int64_t>();
   const auto [least, most] = std::minmax_element(id, id + ids.numel());
   user_check(*least >= 0 && *most < vocab, "embedding: id {} is outside of the vocabulary of {}",
@@ -72,7 +72,7 @@ void check_range(const at::Tensor& ids, int64_t vocab) {
 /// weight, ids, both contiguous -> rows.
 at::Tensor look_up(const at::Tensor& weight, const at::Tensor& ids) {
   const TraceSpan span("dovetail::embedding");
-  check_range(ids, weight.size(0));
+  check_ids(ids, weight.size(0));
   auto sizes = ids.sizes().vec();
   sizes.push_back(weight.size(1));
   const at::Tensor y = at::empty(sizes, weight.options());

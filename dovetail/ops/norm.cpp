@@ -98,7 +98,7 @@ class NormFunction : public torch::autograd::Function<NormFunction> {
   }
 };
 
-bool by_kernel(const at::Tensor& x) { return use_kernel(Kernel::kNorm, x) && x.numel() > 0; }
+bool by_norm_kernel(const at::Tensor& x) { return use_kernel(Kernel::kNorm, x) && x.numel() > 0; }
 
 class NormOperation : public RowOperation {
  public:
@@ -112,7 +112,7 @@ class NormOperation : public RowOperation {
   std::shared_ptr<const RowOperation> with(const Parameters& other) const override {
     return std::make_shared<NormOperation>(other.weight, other.bias, eps_, centered_);
   }
-  bool has_rows(const at::Tensor& x) const override { return x.is_cpu() && by_kernel(x); }
+  bool has_rows(const at::Tensor& x) const override { return x.is_cpu() && by_norm_kernel(x); }
 
   MadeRows rows(const at::Tensor& x, Statistics& statistics) const override {
     check_norm(centered_ ? "layer_norm" : "rms_norm", x, weight_, bias_);
@@ -155,14 +155,14 @@ std::shared_ptr<const RowOperation> layer_norm_operation(const at::Tensor& weigh
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   check_norm("rms_norm", x, weight, {});
   if (x.is_meta()) return at::empty_like(x);
-  if (!by_kernel(x)) return composed::rms_norm(x, weight, eps);
+  if (!by_norm_kernel(x)) return composed::rms_norm(x, weight, eps);
   return NormFunction::apply(x, weight, std::optional<at::Tensor>(), eps, false);
 }
 
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps) {
   check_norm("layer_norm", x, weight, bias);
   if (x.is_meta()) return at::empty_like(x);
-  if (!by_kernel(x)) return composed::layer_norm(x, weight, bias, eps);
+  if (!by_norm_kernel(x)) return composed::layer_norm(x, weight, bias, eps);
   return NormFunction::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt, eps, true);
 }
 
