@@ -345,7 +345,7 @@ int main(int argc, char** argv) {
   app.add_option("--size", a.size, "height and width of an image");
   app.add_option("--ratios", a.ratios, "budgets, of the peak with everything kept")->delimiter(',');
   app.add_option("--folder", a.folder, "disk tier: a folder (absent: memory)");
-  app.add_option("--rounds", a.rounds, "timed steps, of which the fastest counts");
+  app.add_option("--rounds", a.rounds, "timed steps, of which the median counts");
   app.add_option("--cache", a.cache, "folder of measured times; \"\": measure anew");
   app.add_option("--time-limit", a.time_limit_s, "seconds of solving for each budget");
   app.add_option("--out", a.out, "write the result as JSON");

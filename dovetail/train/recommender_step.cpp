@@ -185,14 +185,7 @@ StepOutcome RecommenderStep::judge(double loss_sum, double auxiliary_sum, double
                          .tokens = now_.rows->rows,
                          .stop = sums[1] > 0};
   if (has_negatives(model_->config())) outcome.auxiliary_loss = sums[2] / weight;
-  outcome.skipped = !std::isfinite(outcome.loss) || !std::isfinite(outcome.grad_norm);
-  if (outcome.skipped) {
-    optimizer_.set_update(std::nullopt);
-  } else {
-    const bool clipped = options_.clip > 0 && outcome.grad_norm > options_.clip;
-    optimizer_.set_update(
-        Optimizer::Numbers{.lr = now_.lr, .grad_scale = (clipped ? options_.clip / outcome.grad_norm : 1.0) / weight});
-  }
+  guard_update(outcome, {.weight = weight, .clip = options_.clip, .lr = now_.lr}, optimizer_);
   return outcome;
 }
 

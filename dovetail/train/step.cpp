@@ -118,6 +118,14 @@ std::vector<at::Tensor> TrainStep::squares_of_share() const {
   return squares_of(share);
 }
 
+void guard_update(StepOutcome& outcome, const UpdateNumbers& of, Optimizer& optimizer) {
+  outcome.skipped = !std::isfinite(outcome.loss) || !std::isfinite(outcome.grad_norm);
+  if (outcome.skipped) return optimizer.set_update(std::nullopt);
+  const bool clipped = of.clip > 0 && outcome.grad_norm > of.clip;
+  optimizer.set_update(
+      Optimizer::Numbers{.lr = of.lr, .grad_scale = (clipped ? of.clip / outcome.grad_norm : 1.0) / of.weight});
+}
+
 StepOutcome TrainStep::judge(double loss_sum, std::optional<double> router_sum, double squares) const {
   const std::vector<double> sums = sum_over_ranks(*group_, {loss_sum, static_cast<double>(now_.weight), squares,
                                                             now_.want_stop ? 1.0 : 0.0, router_sum.value_or(0.0)});
@@ -126,14 +134,7 @@ StepOutcome TrainStep::judge(double loss_sum, std::optional<double> router_sum, 
                          .tokens = static_cast<int64_t>(sums[1]),
                          .stop = sums[3] > 0};
   if (router_sum) outcome.router_loss = sums[4] / sums[1];
-  outcome.skipped = !std::isfinite(outcome.loss) || !std::isfinite(outcome.grad_norm);
-  if (outcome.skipped) {
-    optimizer_.set_update(std::nullopt);
-  } else {
-    const bool clipped = options_.clip > 0 && outcome.grad_norm > options_.clip;
-    optimizer_.set_update(
-        Optimizer::Numbers{.lr = now_.lr, .grad_scale = (clipped ? options_.clip / outcome.grad_norm : 1.0) / sums[1]});
-  }
+  guard_update(outcome, {.weight = sums[1], .clip = options_.clip, .lr = now_.lr}, optimizer_);
   return outcome;
 }
 

@@ -39,6 +39,14 @@ struct StepOutcome {
   bool stop = false;                     ///< a rank wants to stop
 };
 
+struct UpdateNumbers {
+  double weight;  ///< what the gradient sums are divided by
+  double clip;    ///< the largest norm of the mean gradient; 0: any
+  double lr;
+};
+/// Skips the step where loss or norm is not finite; else says what the optimizer's next update is.
+void guard_update(StepOutcome& outcome, const UpdateNumbers& of, Optimizer& optimizer);
+
 /// One optimizer step over all ranks: forward and backward of the micro-batches, reduction, guard, update.
 class TrainStep {
  public:
