@@ -20,9 +20,9 @@ TrainStep::TrainStep(std::shared_ptr<GPT> model, Optimizer& optimizer, std::shar
     : model_(std::move(model)),
       optimizer_(optimizer),
       group_(std::move(group)),
-      options_(options),
+      options_(std::move(options)),
       reducer_(group_, optimizer_.parameters(),
-               {.bucket_bytes = options.bucket_bytes, .groups = options.gradient_groups}),
+               {.bucket_bytes = options_.bucket_bytes, .groups = options_.gradient_groups}),
       judged_(at::zeros({1})) {
   DOVETAIL_CHECK(options_.micro_batch > 0, "micro_batch {}", options_.micro_batch);
 }
