@@ -32,7 +32,7 @@ at::Tensor losses_composed(at::Tensor& logits, const at::Tensor& targets, bool g
   const at::Tensor kept = targets.ne(kIgnoredTarget), safe = targets.clamp_min(0).unsqueeze(1);
   const at::Tensor wide = logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
   const at::Tensor logsumexp = wide.logsumexp(1, /*keepdim=*/true);
-  const at::Tensor losses = at::where(kept, (logsumexp - wide.gather(1, safe)).squeeze(1), 0);
+  at::Tensor losses = at::where(kept, (logsumexp - wide.gather(1, safe)).squeeze(1), 0);
   if (gradient) {
     at::Tensor probability = (wide - logsumexp).exp_();
     probability.scatter_add_(1, safe, at::full_like(safe, -1, wide.options()));
@@ -44,7 +44,7 @@ at::Tensor losses_composed(at::Tensor& logits, const at::Tensor& targets, bool g
 at::Tensor losses_of(at::Tensor& logits, const at::Tensor& targets, bool gradient) {
   const TraceSpan span("dovetail::cross_entropy");
   if (!use_kernel(Kernel::kCrossEntropy, logits)) return losses_composed(logits, targets, gradient);
-  const at::Tensor losses = at::empty({logits.size(0)}, logits.options().dtype(at::kFloat));
+  at::Tensor losses = at::empty({logits.size(0)}, logits.options().dtype(at::kFloat));
   cross_entropy_rows({.rows = logits.size(0),
                       .vocab = logits.size(1),
                       .storage = storage_of(logits),

@@ -75,7 +75,7 @@ at::Tensor look_up(const at::Tensor& weight, const at::Tensor& ids) {
   check_ids(ids, weight.size(0));
   auto sizes = ids.sizes().vec();
   sizes.push_back(weight.size(1));
-  const at::Tensor y = at::empty(sizes, weight.options());
+  at::Tensor y = at::empty(sizes, weight.options());
   const size_t bytes = static_cast<size_t>(weight.size(1)) * weight.element_size();
   const int64_t* id = ids.const_data_ptr<int64_t>();
   const char* from = static_cast<const char*>(weight.const_data_ptr());
@@ -90,7 +90,7 @@ at::Tensor look_up(const at::Tensor& weight, const at::Tensor& ids) {
 /// dy contiguous.
 at::Tensor weight_gradient(const at::Tensor& ids, const at::Tensor& dy, int64_t vocab) {
   const TraceSpan span("dovetail::embedding");
-  const at::Tensor dweight = at::empty({vocab, dy.size(-1)}, dy.options());
+  at::Tensor dweight = at::empty({vocab, dy.size(-1)}, dy.options());
   const PositionsOfIds groups = group_positions(ids, vocab);
   if (dy.scalar_type() == at::kFloat) {
     sum_rows<float>(groups, dy, dweight);

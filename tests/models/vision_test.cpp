@@ -269,8 +269,9 @@ TEST_F(Vision, InitialValuesFollowSeedAndName) {
     const double allowed = 5 * std / std::sqrt(2 * static_cast<double>(values.numel()));  // five standard errors
     EXPECT_NEAR(values.std().item<double>(), std, allowed) << preset << " " << name;
     for (const auto& item : model->named_parameters())
-      if (item.value().dim() == 1)
+      if (item.value().dim() == 1) {
         EXPECT_TRUE(item.value().eq(item.key().ends_with("weight") ? 1 : 0).all().item<bool>()) << item.key();
+      }
     for (const auto& item : model->named_buffers())
       EXPECT_TRUE(item.value().eq(item.key().ends_with("running_var") ? 1 : 0).all().item<bool>()) << item.key();
   }
