@@ -19,7 +19,6 @@
 //
 // layer: hybrid
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -55,13 +54,7 @@ struct Options {
   std::string out;
 };
 
-/// Rows around kClouds points.
-at::Tensor make_rows(int64_t rows, uint64_t seed) {
-  const at::Generator generator = at::detail::createCPUGenerator(seed);
-  const at::Tensor clouds = at::randn({kClouds, kColumns}, generator);
-  at::Tensor x = at::randn({rows, kColumns}, generator);
-  return x.add_(clouds.index_select(0, at::randint(kClouds, {rows}, generator)));
-}
+at::Tensor make_rows(int64_t rows, uint64_t seed) { return rows_in_clouds(rows, kColumns, kClouds, seed); }
 
 std::atomic<int64_t> g_factor = 1;  ///< how often the slow executor computes a shard
 

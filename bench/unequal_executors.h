@@ -1,24 +1,37 @@
 #pragma once
 
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+
 #include <atomic>
 #include <memory>
 #include <vector>
 
 #include "dovetail/hybrid/runtime.h"
 
+/// What benchmarks of devices of unequal speed share.
 namespace dovetail::hybrid {
 
-/// Executors of one thread each. Those of `slow` compute every shard `factor` times, as it is then; it must outlive
-/// them.
-inline std::shared_ptr<Runtime> unequal_executors(const std::vector<bool>& slow, const std::atomic<int64_t>& factor) {
+/// Executors of one thread each, on processors from `first` on. Those of `slow` compute every shard `factor` times, as
+/// it is then; it must outlive them.
+inline std::shared_ptr<Runtime> unequal_executors(const std::vector<bool>& slow, const std::atomic<int64_t>& factor,
+                                                  int64_t first = 0) {
   return std::make_shared<Runtime>(
       std::vector<ExecutorSpec>(slow.size()),
-      RuntimeOptions{.around = [slow, &factor](size_t executor, int64_t, const auto& work) {
-        std::vector<ShardResult> results;
-        results.push_back(work());
-        for (int64_t i = 1; slow[executor] && i < factor; ++i) results[0] = work();
-        return results;
-      }});
+      RuntimeOptions{.first_processor = first, .around = [slow, &factor](size_t executor, int64_t, const auto& work) {
+                       std::vector<ShardResult> results;
+                       results.push_back(work());
+                       for (int64_t i = 1; slow[executor] && i < factor; ++i) results[0] = work();
+                       return results;
+                     }});
+}
+
+/// Rows (N, columns) around `clouds` points, in normal clouds that overlap.
+inline at::Tensor rows_in_clouds(int64_t rows, int64_t columns, int64_t clouds, uint64_t seed) {
+  const at::Generator generator = at::detail::createCPUGenerator(seed);
+  const at::Tensor points = at::randn({clouds, columns}, generator);
+  at::Tensor x = at::randn({rows, columns}, generator);
+  return x.add_(points.index_select(0, at::randint(clouds, {rows}, generator)));
 }
 
 }  // namespace dovetail::hybrid

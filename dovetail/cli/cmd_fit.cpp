@@ -4,8 +4,10 @@
 #include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/file.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/cli/fit_models.h"
@@ -118,6 +120,21 @@ std::string words_of(const std::string& model, FitOptions options) {
   return words;
 }
 
+}  // namespace
+
+void write_iterations(const RunFolder& folder, const std::vector<std::vector<double>>& lines,
+                      const std::vector<const char*>& names) {
+  std::string text;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    Json step = {{"step", i + 1}};
+    for (size_t name = 0; name < names.size(); ++name) step[names[name]] = lines[i].at(name);
+    text += step.dump() + "\n";
+  }
+  write_file_atomically(folder.path() / "iterations.jsonl", text);
+}
+
+namespace {
+
 class FitCommand : public Command {
  public:
   std::string name() const override { return "fit"; }
@@ -147,30 +164,38 @@ class FitCommand : public Command {
     check();
     const FitOptions options = resolved();
     const double start = now_seconds();
-    const Matrix matrix = table_.read();
-    const auto runtime = table_.make_runtime();
+    const std::shared_ptr<Group> group = table_.join();
     const std::filesystem::path path = out_.empty() ? "runs/" + model_ + "-" + table_.stem() : out_;
-    const RunFolder folder(path);
+    const bool writes = group->rank() == 0;
+    std::optional<RunFolder> folder;
+    if (writes) folder.emplace(path);
+    const Matrix matrix = table_.read(*group);
+    const auto workers = table_.make_workers(group);
+    const std::string words = words_of(model_, options);
+    JobState state(*group, path, "fit " + model_ + " " + table_.table_words() + words, table_.fresh());
     const double read = now_seconds();
     Json json = {{"folder", path.string()},
                  {"model", model_},
                  {"rows", matrix.x.size(0)},
                  {"bad_values", matrix.num_bad},
                  {"rows_left_out", matrix.left_out.size()}};
-    FitOutcome outcome{.result = json, .verdict = {}, .figures = {}};
-    model_of(model_).fit(options,
-                         {.matrix = matrix,
-                          .runtime = runtime,
-                          .folder = folder,
-                          .title = path.filename().string(),
-                          .where = fmt::format("{}, on {}", table_.data(), machine().cpu_name),
-                          .command = fmt::format("dovetail fit {} {}{}{} --out {}", model_, table_.data_words(),
-                                                 words_of(model_, options), table_.worker_words(), path.string())},
-                         outcome);
+    FitOutcome outcome{.result = json, .verdict = {}, .figures = {}, .write = {}};
+    const FitContext context{.matrix = matrix,
+                             .workers = workers,
+                             .state = state,
+                             .shows = writes,
+                             .folder = path,
+                             .where = fmt::format("{}, on {}", table_.data(), machine().cpu_name),
+                             .command = fmt::format("dovetail fit {} {}{}{} --out {}", model_, table_.data_words(),
+                                                    words, table_.worker_words(), path.string())};
+    model_of(model_).fit(options, context, outcome);
     json["seconds"] = {{"read", read - start}, {"fit", now_seconds() - read}};
-    TableOptions::finish(runtime.get(), json);
-    folder.write_json("fit.json", json);
-    folder.write_json("machine.json", machine_json());
+    TableOptions::finish(workers.get(), json);
+    if (!writes) return;
+    outcome.write(*folder);
+    folder->write_json("fit.json", json);
+    folder->write_json("machine.json", machine_json());
+    state.done();
     if (json_) {
       print_json(json);
     } else {
@@ -200,7 +225,7 @@ class FitCommand : public Command {
     for (const auto& [label, value] : outcome.figures) rows.push_back({label, value});
     rows.push_back({"rows left out", format_grouped(json.at("rows_left_out"))});
     rows.push_back({"seconds", fmt::format("{:.3g}", json.at("seconds").at("fit").get<double>())});
-    for (const auto& [label, value] : TableOptions::executor_figures(json)) rows.push_back({label, value});
+    for (const auto& [label, value] : TableOptions::worker_figures(json)) rows.push_back({label, value});
     rows.push_back({"folder", json.at("folder").get<std::string>()});
     print(format_table(rows));
   }

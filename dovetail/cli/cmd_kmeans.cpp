@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "dovetail/base/error.h"
@@ -11,6 +12,7 @@
 #include "dovetail/cli/clusters.h"
 #include "dovetail/cli/clusters_report.h"
 #include "dovetail/cli/command.h"
+#include "dovetail/cli/job_state.h"
 #include "dovetail/cli/output.h"
 #include "dovetail/cli/table_options.h"
 #include "dovetail/hybrid/cluster_metrics.h"
@@ -75,22 +77,30 @@ class KMeansCommand : public Command {
     check();
     settle_options();
     const double start = now_seconds();
-    const Matrix matrix = table_.read();
-    const std::shared_ptr<hybrid::Runtime> runtime = table_.make_runtime();
-    hybrid::KMeansData data(matrix.x, runtime);
-    const RunFolder folder(folder_path());
+    const std::shared_ptr<Group> group = table_.join();
+    const bool writes = group->rank() == 0;
+    std::optional<RunFolder> folder;
+    if (writes) folder.emplace(folder_path());
+    const Matrix matrix = table_.read(*group);
+    const std::shared_ptr<hybrid::Workers> workers = table_.make_workers(group);
+    hybrid::KMeansData data(matrix.x, workers);
+    JobState state(*group, folder_path(), "kmeans " + table_.table_words() + algorithm_words(), table_.fresh());
     const double read = now_seconds();
-    const at::Tensor centres = centres_by(init_, data, k_, seed_);
+    const bool resumed = !state.stopped().empty();
+    const at::Tensor centres = resumed ? state.stopped()[1] : centres_by(init_, data, k_, seed_);
     const double begun = now_seconds();
-    std::vector<hybrid::LloydIteration> lines;
-    const hybrid::KMeansResult result = iterate(data, centres, lines);
+    const hybrid::KMeansResult result = iterate(data, centres, state, writes);
     const double done = now_seconds();
+    Json workers_json = Json::object();
+    TableOptions::finish(workers.get(), workers_json);
+    if (!writes) return;
     const RowSample sample = sample_rows(matrix.x, result.labels, seed_);
     Json json = to_json(matrix, result, sample);
     json["seconds"] = {{"read", read - start}, {"init", begun - read}, {"iterations", done - begun}};
-    TableOptions::finish(runtime.get(), json);
-    json["report"] = (folder.path() / "report.html").string();
-    write(folder, matrix, result, lines, sample, json);
+    json.update(workers_json);
+    json["report"] = (folder->path() / "report.html").string();
+    write(*folder, matrix, result, state.lines(), sample, json);
+    state.done();
     if (json_) {
       print_json(json);
     } else {
@@ -112,19 +122,19 @@ class KMeansCommand : public Command {
     batch_.seed = static_cast<uint64_t>(seed_);
   }
 
-  hybrid::KMeansResult iterate(hybrid::KMeansData& data, const at::Tensor& centres,
-                               std::vector<hybrid::LloydIteration>& lines) const {
+  hybrid::KMeansResult iterate(hybrid::KMeansData& data, const at::Tensor& centres, JobState& state, bool shows) {
     TerminalLine terminal;
     const int64_t rows = batch_.batch > 0 ? batch_.batch : data.rows();
     const auto report = [&](const hybrid::LloydIteration& line) {
-      lines.push_back(line);
-      if (!terminal.on_terminal()) return;
+      state.add({line.inertia, line.shift, static_cast<double>(line.changed.value_or(-1)), line.seconds}, line.state);
+      if (!shows || !terminal.on_terminal()) return;
       const std::string changed =
           line.changed ? fmt::format("  {} labels changed", format_grouped(*line.changed)) : std::string();
       terminal.show(fmt::format(" iteration {}/{}  inertia {:.6g}  centres moved {:.3g}{}  {} rows/s", line.iteration,
                                 iterations_, line.inertia, line.shift, changed,
                                 format_count(static_cast<double>(rows) / line.seconds)));
     };
+    lloyd_.state = batch_.state = state.stopped();
     return batch_.batch > 0 ? hybrid::mini_batch(data, centres, batch_, report)
                             : hybrid::lloyd(data, centres, lloyd_, report);
   }
@@ -155,18 +165,18 @@ class KMeansCommand : public Command {
   }
 
   void write(const RunFolder& folder, const Matrix& matrix, const hybrid::KMeansResult& result,
-             const std::vector<hybrid::LloydIteration>& lines, const RowSample& sample, const Json& json) const {
+             const std::vector<std::vector<double>>& lines, const RowSample& sample, const Json& json) const {
     write_table(folder.path() / "centres.csv", matrix.columns, result.centres);
     write_labels(folder.path() / "labels.csv", result.labels, matrix.left_out);
     folder.write_json("kmeans.json", json);
     folder.write_json("machine.json", machine_json());
     std::string text;
     std::vector<double> inertias;
-    for (const hybrid::LloydIteration& line : lines) {
-      inertias.push_back(line.inertia);
-      Json step = {{"step", line.iteration}, {"inertia", line.inertia}, {"moved", line.shift}};
-      if (line.changed) step["changed"] = *line.changed;
-      step["seconds"] = line.seconds;
+    for (const std::vector<double>& line : lines) {
+      inertias.push_back(line[0]);
+      Json step = {{"step", inertias.size()}, {"inertia", line[0]}, {"moved", line[1]}};
+      if (line[2] >= 0) step["changed"] = static_cast<int64_t>(line[2]);
+      step["seconds"] = line[3];
       text += step.dump() + "\n";
     }
     write_file_atomically(folder.path() / "iterations.jsonl", text);
@@ -186,12 +196,16 @@ class KMeansCommand : public Command {
                                          .command = command_line()}));
   }
 
-  std::string command_line() const {
-    std::string line =
-        fmt::format("dovetail kmeans {} --k {} --init {} --iterations {} --tolerance {:g} --empty {} --seed {}",
-                    table_.data_words(), k_, init_, iterations_, tolerance_, empty_, seed_);
+  std::string algorithm_words() const {
+    std::string line = fmt::format(" --k {} --init {} --iterations {} --tolerance {:g} --empty {} --seed {}", k_, init_,
+                                   iterations_, tolerance_, empty_, seed_);
     if (batch_.batch > 0) line += fmt::format(" --batch {} --patience {}", batch_.batch, batch_.patience);
-    return line + table_.worker_words() + " --out " + folder_path().string();
+    return line;
+  }
+
+  std::string command_line() const {
+    return "dovetail kmeans " + table_.data_words() + algorithm_words() + table_.worker_words() + " --out " +
+           folder_path().string();
   }
 
   static std::string verdict(const Json& json) {
@@ -211,7 +225,7 @@ class KMeansCommand : public Command {
         {"bad values", format_grouped(json.at("bad_values"))},
         {"iterations", format_grouped(json.at("iterations"))},
         {"seconds of iterations", fmt::format("{:.3g}", json.at("seconds").at("iterations").get<double>())}};
-    for (auto& figure : TableOptions::executor_figures(json)) list.push_back(std::move(figure));
+    for (auto& figure : TableOptions::worker_figures(json)) list.push_back(std::move(figure));
     return list;
   }
 

@@ -23,35 +23,70 @@ Json nested(const at::Tensor& x) {
   return list;
 }
 
-hybrid::MixtureResult iterate(const FitOptions& options, hybrid::MixtureData& data, const hybrid::Mixture& start,
-                              std::vector<hybrid::MixtureIteration>& lines) {
+hybrid::Mixture start_of(const FitOptions& options, const FitContext& context, hybrid::MixtureData& data) {
+  hybrid::KMeansData clusters(context.matrix.x, context.workers);
+  const hybrid::KMeansResult means =
+      hybrid::lloyd(clusters, centres_by(options.init, clusters, options.k, options.seed));
+  return data.of_labels(means.labels, means.centres, hybrid::parse_covariance(options.covariance),
+                        options.regularization);
+}
+
+hybrid::MixtureResult iterate(const FitOptions& options, const FitContext& context, hybrid::MixtureData& data) {
+  const std::vector<at::Tensor>& stopped = context.state.stopped();
+  const hybrid::Mixture start = stopped.empty() ? start_of(options, context, data) : hybrid::Mixture();
   TerminalLine terminal;
   return hybrid::fit_mixture(
       data, start,
-      {.iterations = options.iterations, .tolerance = options.tolerance, .regularization = options.regularization},
+      {.iterations = options.iterations,
+       .tolerance = options.tolerance,
+       .regularization = options.regularization,
+       .state = stopped},
       [&](const hybrid::MixtureIteration& line) {
-        lines.push_back(line);
-        if (terminal.on_terminal())
+        context.state.add({line.log_likelihood, line.seconds}, line.state);
+        if (context.shows && terminal.on_terminal())
           terminal.show(fmt::format(" iteration {}/{}  log-likelihood of a row {:.6g}  {} rows/s", line.iteration,
                                     options.iterations, line.log_likelihood,
                                     format_count(static_cast<double>(data.rows()) / line.seconds)));
       });
 }
 
+/// With the verdict and the figures that `outcome` has.
+void write(const RunFolder& run, const FitOptions& options, const FitContext& context,
+           const hybrid::MixtureResult& result, const at::Tensor& counts, const FitOutcome& outcome) {
+  const hybrid::Mixture& mixture = result.mixture;
+  const Matrix& matrix = context.matrix;
+  const std::filesystem::path& folder = run.path();
+  write_table(folder / "means.csv", matrix.columns, mixture.means);
+  write_labels(folder / "labels.csv", result.labels, matrix.left_out);
+  run.write_json("mixture.json", {{"columns", matrix.columns},
+                                  {"weights", nested(mixture.weights)},
+                                  {"means", nested(mixture.means)},
+                                  {"covariances", nested(mixture.covariances)}});
+  write_iterations(run, context.state.lines(), {"log_likelihood", "seconds"});
+  std::vector<double> curve;
+  for (const std::vector<double>& line : context.state.lines()) curve.push_back(line[0]);
+  const RowSample sample = sample_rows(matrix.x, result.labels, options.seed);
+  write_file_atomically(folder / "report.html", clusters_page({.title = folder.filename().string(),
+                                                               .verdict = outcome.verdict,
+                                                               .where = context.where,
+                                                               .algorithm = "mixture",
+                                                               .figures = outcome.figures,
+                                                               .measure = "log-likelihood of a row",
+                                                               .curve = curve,
+                                                               .sample = sample.x,
+                                                               .labels = sample.labels,
+                                                               .centres = mixture.means,
+                                                               .counts = counts,
+                                                               .plane = hybrid::principal_plane(sample.x),
+                                                               .command = context.command}));
+}
+
 }  // namespace
 
 void fit_gmm(const FitOptions& options, const FitContext& context, FitOutcome& outcome) {
   const Matrix& matrix = context.matrix;
-  hybrid::MixtureData data(matrix.x, context.runtime);
-  const hybrid::Mixture start = [&] {
-    hybrid::KMeansData clusters(matrix.x, context.runtime);
-    const hybrid::KMeansResult means =
-        hybrid::lloyd(clusters, centres_by(options.init, clusters, options.k, options.seed));
-    return data.of_labels(means.labels, means.centres, hybrid::parse_covariance(options.covariance),
-                          options.regularization);
-  }();
-  std::vector<hybrid::MixtureIteration> lines;
-  const hybrid::MixtureResult result = iterate(options, data, start, lines);
+  hybrid::MixtureData data(matrix.x, context.workers);
+  const hybrid::MixtureResult result = iterate(options, context, data);
   const hybrid::Mixture& mixture = result.mixture;
   const at::Tensor counts = at::bincount(result.labels, {}, options.k);
   Json& json = outcome.result;
@@ -65,7 +100,7 @@ void fit_gmm(const FitOptions& options, const FitContext& context, FitOutcome& o
   json["aic"] = result.aic;
   json["weights"] = nested(mixture.weights);
   json["counts"] = std::vector<int64_t>(counts.const_data_ptr<int64_t>(), counts.const_data_ptr<int64_t>() + options.k);
-  json["report"] = (context.folder.path() / "report.html").string();
+  json["report"] = (context.folder / "report.html").string();
   outcome.verdict = fmt::format("{} rows of {} columns in {} components: {} after {} iterations.",
                                 format_grouped(data.rows()), matrix.columns.size(), options.k,
                                 result.converged ? "converged" : "not converged", result.iterations);
@@ -74,36 +109,9 @@ void fit_gmm(const FitOptions& options, const FitContext& context, FitOutcome& o
                      {"AIC", fmt::format("{:.6g}", result.aic)},
                      {"parameters", format_grouped(mixture.num_parameters())},
                      {"rows", format_grouped(data.rows())}};
-
-  const std::filesystem::path& folder = context.folder.path();
-  write_table(folder / "means.csv", matrix.columns, mixture.means);
-  write_labels(folder / "labels.csv", result.labels, matrix.left_out);
-  context.folder.write_json("mixture.json", {{"columns", matrix.columns},
-                                             {"weights", nested(mixture.weights)},
-                                             {"means", nested(mixture.means)},
-                                             {"covariances", nested(mixture.covariances)}});
-  std::string text;
-  std::vector<double> curve;
-  for (const hybrid::MixtureIteration& line : lines) {
-    curve.push_back(line.log_likelihood);
-    text += Json{{"step", line.iteration}, {"log_likelihood", line.log_likelihood}, {"seconds", line.seconds}}.dump() +
-            "\n";
-  }
-  write_file_atomically(folder / "iterations.jsonl", text);
-  const RowSample sample = sample_rows(matrix.x, result.labels, options.seed);
-  write_file_atomically(folder / "report.html", clusters_page({.title = context.title,
-                                                               .verdict = outcome.verdict,
-                                                               .where = context.where,
-                                                               .algorithm = "mixture",
-                                                               .figures = outcome.figures,
-                                                               .measure = "log-likelihood of a row",
-                                                               .curve = curve,
-                                                               .sample = sample.x,
-                                                               .labels = sample.labels,
-                                                               .centres = mixture.means,
-                                                               .counts = counts,
-                                                               .plane = hybrid::principal_plane(sample.x),
-                                                               .command = context.command}));
+  outcome.write = [=, &context, &outcome](const RunFolder& run) {
+    write(run, options, context, result, counts, outcome);
+  };
 }
 
 }  // namespace dovetail::cli

@@ -2,12 +2,14 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "dovetail/cli/job_state.h"
 #include "dovetail/cli/table_options.h"
 #include "dovetail/train/run_folder.h"
 
@@ -23,17 +25,25 @@ struct FitOptions {
 /// The rows, who computes, and where results go.
 struct FitContext {
   const Matrix& matrix;
-  std::shared_ptr<hybrid::Runtime> runtime;
-  const RunFolder& folder;
-  std::string title, where, command;
+  std::shared_ptr<hybrid::Workers> workers;
+  JobState& state;
+  bool shows;  ///< progress: this is node 0
+  std::filesystem::path folder;
+  std::string where, command;
 };
 
-/// What a model writes into its folder, and what there is to say about it.
+/// What there is to say about a model, and what writes it into its folder, which node 0 alone does. All else is done by
+/// all nodes.
 struct FitOutcome {
   nlohmann::ordered_json& result;  ///< of --json; is added to
   std::string verdict;
   std::vector<std::pair<std::string, std::string>> figures;
+  std::function<void(const RunFolder&)> write;
 };
+
+/// "iterations.jsonl": the lines of a job under these names, its steps from 1 on.
+void write_iterations(const RunFolder& folder, const std::vector<std::vector<double>>& lines,
+                      const std::vector<const char*>& names);
 
 void fit_gmm(const FitOptions& options, const FitContext& context, FitOutcome& outcome);
 void fit_linear_model(const FitOptions& options, const FitContext& context, FitOutcome& outcome);

@@ -3,7 +3,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "dovetail/base/file.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/cli/fit_models.h"
 #include "dovetail/hybrid/principal.h"
@@ -15,11 +14,10 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 /// (N, components): where each row lies along the directions.
-at::Tensor scores(const hybrid::TableData& data, const at::Tensor& directions) {
+at::Tensor scores(const at::Tensor& x, const at::Tensor& mean, const at::Tensor& directions) {
   constexpr int64_t kPiece = 16384;
   std::vector<at::Tensor> pieces;
-  for (const at::Tensor& rows : data.x().split(kPiece))
-    pieces.push_back((rows.to(at::kDouble) - data.mean()).matmul(directions));
+  for (const at::Tensor& rows : x.split(kPiece)) pieces.push_back((rows.to(at::kDouble) - mean).matmul(directions));
   return at::cat(pieces).contiguous();
 }
 
@@ -27,23 +25,18 @@ at::Tensor scores(const hybrid::TableData& data, const at::Tensor& directions) {
 
 void fit_pca(const FitOptions& options, const FitContext& context, FitOutcome& outcome) {
   const Matrix& matrix = context.matrix;
-  const hybrid::TableData data("pca", matrix.x, context.runtime);
-  std::string lines;
+  const hybrid::TableData data("pca", matrix.x, context.workers);
   TerminalLine terminal;
   const hybrid::PrincipalResult result = hybrid::fit_principal(
       data,
       {.components = options.components,
        .iterations = options.iterations,
        .tolerance = options.tolerance,
-       .seed = static_cast<uint64_t>(options.seed)},
+       .seed = static_cast<uint64_t>(options.seed),
+       .state = context.state.stopped()},
       [&](const hybrid::PrincipalIteration& line) {
-        lines += Json{{"step", line.iteration},
-                      {"residual", line.residual},
-                      {"explained", line.explained},
-                      {"seconds", line.seconds}}
-                     .dump() +
-                 "\n";
-        if (terminal.on_terminal())
+        context.state.add({line.residual, line.explained, line.seconds}, line.state);
+        if (context.shows && terminal.on_terminal())
           terminal.show(fmt::format(" iteration {}/{}  residual {:.3g}  {:.2f} % of the variance", line.iteration,
                                     options.iterations, line.residual, 100 * line.explained));
       });
@@ -68,11 +61,14 @@ void fit_pca(const FitOptions& options, const FitContext& context, FitOutcome& o
     outcome.figures.emplace_back(fmt::format("component {}", i),
                                  fmt::format("{:.2f} % of the variance, {:.2f} % up to here", 100 * share, 100 * sum));
   }
-  const std::filesystem::path& folder = context.folder.path();
-  write_table(folder / "components.csv", matrix.columns, result.directions.t().contiguous());
-  write_table(folder / "mean.csv", matrix.columns, data.mean().unsqueeze(0).contiguous());
-  write_table(folder / "scores.csv", names, scores(data, result.directions));
-  write_file_atomically(folder / "iterations.jsonl", lines);
+  const at::Tensor mean = data.mean(), x = data.x();
+  outcome.write = [=, &matrix, &context](const RunFolder& run) {
+    const std::filesystem::path& folder = run.path();
+    write_table(folder / "components.csv", matrix.columns, result.directions.t().contiguous());
+    write_table(folder / "mean.csv", matrix.columns, mean.unsqueeze(0).contiguous());
+    write_table(folder / "scores.csv", names, scores(x, mean, result.directions));
+    write_iterations(run, context.state.lines(), {"residual", "explained", "seconds"});
+  };
 }
 
 }  // namespace dovetail::cli

@@ -48,11 +48,11 @@ std::string number(double value) { return fmt::format("{:.6g}", value); }
 
 void fit_linear_model(const FitOptions& options, const FitContext& context, FitOutcome& outcome) {
   const Split parts = split(context.matrix, options.target);
-  hybrid::RegressionData data(parts.x, parts.target, context.runtime);
+  hybrid::RegressionData data(parts.x, parts.target, context.workers);
   const hybrid::LinearResult result = hybrid::fit_linear(data, options.l2);
   std::vector<std::string> dependent;
   for (const int64_t column : result.dependent) dependent.push_back(parts.columns[static_cast<size_t>(column)]);
-  if (!dependent.empty())
+  if (!dependent.empty() && context.shows)
     log_warning("those before them determine the columns {}: their coefficients are 0", fmt::join(dependent, ", "));
   Json& json = outcome.result;
   json["target"] = options.target;
@@ -68,8 +68,8 @@ void fit_linear_model(const FitOptions& options, const FitContext& context, FitO
                      {"root mean square error", number(result.rmse)}};
   std::vector<std::string> columns = {"intercept"};
   columns.insert(columns.end(), parts.columns.begin(), parts.columns.end());
-  write_table(context.folder.path() / "coefficients.csv", columns,
-              at::cat({at::tensor({result.intercept}, at::kDouble), result.coefficients}).unsqueeze(0));
+  const at::Tensor row = at::cat({at::tensor({result.intercept}, at::kDouble), result.coefficients}).unsqueeze(0);
+  outcome.write = [=](const RunFolder& run) { write_table(run.path() / "coefficients.csv", columns, row); };
 }
 
 void fit_logistic_model(const FitOptions& options, const FitContext& context, FitOutcome& outcome) {
@@ -79,20 +79,20 @@ void fit_logistic_model(const FitOptions& options, const FitContext& context, Fi
   user_check(values.numel() >= 2, "--target: {} is {} in every row", options.target, values[0].item<double>());
   user_check(values.numel() <= kMostClasses, "--target: {} has {} different values, more than {} classes",
              options.target, values.numel(), kMostClasses);
-  hybrid::RegressionData data(parts.x, classes, context.runtime);
-  std::string lines;
+  hybrid::RegressionData data(parts.x, classes, context.workers);
   TerminalLine terminal;
-  const hybrid::LogisticResult result = hybrid::fit_logistic(
-      data, values.numel(), {.l2 = options.l2, .iterations = options.iterations, .tolerance = options.tolerance},
-      [&](const hybrid::LogisticIteration& line) {
-        lines +=
-            Json{{"step", line.iteration}, {"loss", line.loss}, {"gradient", line.gradient}, {"seconds", line.seconds}}
-                .dump() +
-            "\n";
-        if (terminal.on_terminal())
-          terminal.show(fmt::format(" iteration {}/{}  loss {:.6g}  gradient {:.3g}", line.iteration,
-                                    options.iterations, line.loss, line.gradient));
-      });
+  const hybrid::LogisticResult result =
+      hybrid::fit_logistic(data, values.numel(),
+                           {.l2 = options.l2,
+                            .iterations = options.iterations,
+                            .tolerance = options.tolerance,
+                            .state = context.state.stopped()},
+                           [&](const hybrid::LogisticIteration& line) {
+                             context.state.add({line.loss, line.gradient, line.seconds}, line.state);
+                             if (context.shows && terminal.on_terminal())
+                               terminal.show(fmt::format(" iteration {}/{}  loss {:.6g}  gradient {:.3g}",
+                                                         line.iteration, options.iterations, line.loss, line.gradient));
+                           });
   const auto* value = values.const_data_ptr<double>();
   Json& json = outcome.result;
   json["target"] = options.target;
@@ -111,9 +111,11 @@ void fit_logistic_model(const FitOptions& options, const FitContext& context, Fi
   std::vector<std::string> columns = {"class", "intercept"};
   columns.insert(columns.end(), parts.columns.begin(), parts.columns.end());
   const at::Tensor of = values.narrow(0, values.numel() == 2 ? 1 : 0, result.coefficients.size(0)).unsqueeze(1);
-  write_table(context.folder.path() / "coefficients.csv", columns,
-              at::cat({of, result.intercepts.unsqueeze(1), result.coefficients}, 1));
-  write_file_atomically(context.folder.path() / "iterations.jsonl", lines);
+  const at::Tensor rows = at::cat({of, result.intercepts.unsqueeze(1), result.coefficients}, 1);
+  outcome.write = [=, &context](const RunFolder& run) {
+    write_table(run.path() / "coefficients.csv", columns, rows);
+    write_iterations(run, context.state.lines(), {"loss", "gradient", "seconds"});
+  };
 }
 
 }  // namespace dovetail::cli

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <iterator>
 #include <map>
@@ -14,6 +15,7 @@
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/cli/output.h"
+#include "dovetail/hybrid/nodes.h"
 
 namespace dovetail::cli {
 namespace {
@@ -33,6 +35,15 @@ std::vector<int64_t> parse_columns(const std::string& text) {
     at = next + 1;
   }
   return columns;
+}
+
+nlohmann::ordered_json executors_json(const hybrid::Runtime& runtime) {
+  auto list = nlohmann::ordered_json::array();
+  for (const auto& report : runtime.report()) {
+    list.push_back({{"name", report.name}, {"rows", report.rows}});
+    if (report.left_out) list.back()["left_out"] = *report.left_out;
+  }
+  return list;
 }
 
 std::string csv_field(const std::string& name) {
@@ -59,7 +70,7 @@ void TableOptions::declare_workers(Arguments& arguments) {
   arguments.option("--threads", "N", &threads_, "Threads; 0: as torch has them (0)").range(0, 4096);
   arguments.option("--executors", "LIST", &executors_,
                    "Executors that share the rows by their measured speeds, each of so many threads on cores of its "
-                   "own, such as cpu:2,cpu:1 (none: --threads share them alike)");
+                   "own, or GPUs, such as cpu:2,cpu:1,cuda:0 (none: --threads share them alike)");
   arguments
       .option("--share", "HOW", &share_,
               "Among executors: stealing (by speed, and who is done helps), affine (by speed), or static (by threads) "
@@ -69,6 +80,11 @@ void TableOptions::declare_workers(Arguments& arguments) {
       .option("--verify", "N", &verify_,
               "Of every N pieces of work compute one on two executors and compare; 0: none (0)")
       .range(0, 1e9);
+  arguments
+      .option("--timeout", "SECONDS", &timeout_s_,
+              "Of several nodes (dovetail launch), one that the others wait for so long is taken for dead (300)")
+      .range(0.1, 1e6);
+  arguments.flag("--fresh", fresh_, "Start over, where a job of the same options was stopped");
 }
 
 void TableOptions::check() const {
@@ -80,11 +96,18 @@ void TableOptions::check() const {
   user_check(threads_ == 0, "--threads: executors have threads of their own; give only --executors {}", executors_);
 }
 
-Matrix TableOptions::read() const {
-  if (threads_ > 0) at::set_num_threads(static_cast<int>(threads_));
+std::shared_ptr<Group> TableOptions::join() const { return world_from_environment({.timeout_s = timeout_s_}); }
+
+Matrix TableOptions::read(const Group& group) const {
+  const int here = neighbours_of(group).size;
+  if (threads_ > 0) {
+    at::set_num_threads(static_cast<int>(threads_));
+  } else if (here > 1) {
+    at::set_num_threads(std::max(1, machine().cores / here));
+  }
   Matrix matrix =
       read_matrix(data_, {.bad_values = kBadValues.at(bad_values_), .drop_columns = parse_columns(drop_columns_)});
-  if (matrix.num_bad > 0) {
+  if (matrix.num_bad > 0 && group.rank() == 0) {
     log_warning("{}: {} bad values, {}", data_, format_grouped(matrix.num_bad),
                 bad_values_ == "zero" ? std::string("0 in their place")
                                       : fmt::format("{} rows left out", format_grouped(std::ssize(matrix.left_out))));
@@ -93,32 +116,59 @@ Matrix TableOptions::read() const {
   return matrix;
 }
 
-std::shared_ptr<hybrid::Runtime> TableOptions::make_runtime() const {
-  if (executors_.empty()) return nullptr;
-  hybrid::SchedulerOptions scheduling{.verify_every = verify_};
-  if (!share_.empty()) scheduling.policy = hybrid::parse_share_policy(share_);
-  return std::make_shared<hybrid::Runtime>(
-      hybrid::parse_executors(executors_),
-      hybrid::RuntimeOptions{.scheduling = scheduling, .speeds = cache_folder("speeds")});
-}
-
-void TableOptions::finish(hybrid::Runtime* runtime, nlohmann::ordered_json& result) {
-  if (!runtime) return;
-  auto& list = result["executors"] = nlohmann::ordered_json::array();
-  for (const auto& report : runtime->report()) {
-    list.push_back({{"name", report.name}, {"rows", report.rows}});
-    if (report.left_out) list.back()["left_out"] = *report.left_out;
+std::shared_ptr<hybrid::Workers> TableOptions::make_workers(const std::shared_ptr<Group>& group) const {
+  std::shared_ptr<hybrid::Runtime> executors;
+  if (!executors_.empty()) {
+    hybrid::SchedulerOptions scheduling{.verify_every = verify_};
+    if (!share_.empty()) scheduling.policy = hybrid::parse_share_policy(share_);
+    const std::vector<hybrid::ExecutorSpec> list = hybrid::parse_executors(executors_);
+    int64_t threads = 0;
+    for (const hybrid::ExecutorSpec& executor : list) threads += executor.threads;
+    executors = std::make_shared<hybrid::Runtime>(
+        list, hybrid::RuntimeOptions{.scheduling = scheduling,
+                                     .first_processor = neighbours_of(*group).rank * threads,
+                                     .speeds = cache_folder("speeds")});
   }
-  runtime->save_speeds();
+  if (group->size() == 1) return executors;
+  return std::make_shared<hybrid::Nodes>(group, executors);
 }
 
-std::vector<std::pair<std::string, std::string>> TableOptions::executor_figures(const nlohmann::ordered_json& result) {
+void TableOptions::finish(hybrid::Workers* workers, nlohmann::ordered_json& result) {
+  auto* nodes = dynamic_cast<hybrid::Nodes*>(workers);
+  auto* runtime = nodes != nullptr ? nodes->executors() : dynamic_cast<hybrid::Runtime*>(workers);
+  const auto executors = runtime != nullptr ? executors_json(*runtime) : nlohmann::ordered_json();
+  if (nodes != nullptr) {
+    auto& list = result["nodes"] = nlohmann::ordered_json::array();
+    const auto all = all_gather_bytes(nodes->group(), executors.dump());
+    for (size_t r = 0; r < all.size(); ++r) {
+      const hybrid::Nodes::Report& report = nodes->report()[r];
+      list.push_back({{"rows", report.rows}, {"seconds", report.seconds}, {"rows_moved", report.moved}});
+      if (runtime != nullptr) list.back()["executors"] = nlohmann::ordered_json::parse(all[r]);
+    }
+  } else if (runtime != nullptr) {
+    result["executors"] = executors;
+  }
+  const bool first_here = nodes == nullptr || neighbours_of(nodes->group()).rank == 0;
+  if (runtime != nullptr && first_here) runtime->save_speeds();
+}
+
+std::vector<std::pair<std::string, std::string>> TableOptions::worker_figures(const nlohmann::ordered_json& result) {
   std::vector<std::pair<std::string, std::string>> list;
-  for (const auto& executor : result.value("executors", nlohmann::ordered_json::array()))
-    list.emplace_back("rows of " + executor.at("name").get<std::string>(),
-                      format_grouped(executor.at("rows")) +
-                          (executor.contains("left_out") ? ", left out: " + executor.at("left_out").get<std::string>()
-                                                         : std::string()));
+  const auto add = [&](const nlohmann::ordered_json& of, const std::string& where) {
+    for (const auto& executor : of.value("executors", nlohmann::ordered_json::array()))
+      list.emplace_back("rows of " + executor.at("name").get<std::string>() + where,
+                        format_grouped(executor.at("rows")) +
+                            (executor.contains("left_out") ? ", left out: " + executor.at("left_out").get<std::string>()
+                                                           : std::string()));
+  };
+  add(result, "");
+  int64_t number = 0;
+  for (const auto& node : result.value("nodes", nlohmann::ordered_json::array())) {
+    const std::string name = fmt::format("node {}", number++);
+    list.emplace_back("rows of " + name,
+                      fmt::format("{} in {:.3g} s", format_grouped(node.at("rows")), node.at("seconds").get<double>()));
+    add(node, " on " + name);
+  }
   return list;
 }
 
@@ -126,6 +176,11 @@ std::string TableOptions::data_words() const {
   std::string words = fmt::format("--data {} --bad-values {}", data_, bad_values_);
   if (!drop_columns_.empty()) words += " --drop-columns " + drop_columns_;
   return words;
+}
+
+std::string TableOptions::table_words() const {
+  const auto written = std::filesystem::last_write_time(data_).time_since_epoch().count();
+  return fmt::format("{} ({} bytes of {})", data_words(), std::filesystem::file_size(data_), written);
 }
 
 std::string TableOptions::worker_words() const {

@@ -9,8 +9,9 @@
 #include <vector>
 
 #include "dovetail/cli/command.h"
+#include "dovetail/comm/group.h"
 #include "dovetail/data/matrix.h"
-#include "dovetail/hybrid/runtime.h"
+#include "dovetail/hybrid/workers.h"
 
 namespace dovetail::cli {
 
@@ -22,24 +23,32 @@ class TableOptions {
   /// UserError for options that do not go together.
   void check() const;
 
+  /// The nodes of the job, as torchrun started them; all read the table, and node 0 writes results.
+  std::shared_ptr<Group> join() const;
   /// Sets the number of threads and reads the table; bad values are in the log.
-  Matrix read() const;
-  /// Null where no executors are asked for: this process' threads share the rows alike.
-  std::shared_ptr<hybrid::Runtime> make_runtime() const;
-  /// Adds the executors' rows to a result, and keeps their speeds. Does nothing without executors.
-  static void finish(hybrid::Runtime* runtime, nlohmann::ordered_json& result);
-  /// What such a result says of its executors, as label and value.
-  static std::vector<std::pair<std::string, std::string>> executor_figures(const nlohmann::ordered_json& result);
+  Matrix read(const Group& group) const;
+  /// Null on a single node without executors: this process' threads share the rows alike.
+  std::shared_ptr<hybrid::Workers> make_workers(const std::shared_ptr<Group>& group) const;
+  /// Adds the rows of nodes and executors to a result, and keeps the executors' speeds. Called by all nodes. Does
+  /// nothing without workers.
+  static void finish(hybrid::Workers* workers, nlohmann::ordered_json& result);
+  /// What such a result says of its nodes and executors, as label and value.
+  static std::vector<std::pair<std::string, std::string>> worker_figures(const nlohmann::ordered_json& result);
 
   const std::string& data() const { return data_; }
   /// The name of the table without folder and extension.
   std::string stem() const { return std::filesystem::path(data_).stem().string(); }
   /// These options as they were given.
   std::string data_words() const, worker_words() const;
+  /// data_words, and which table was there.
+  std::string table_words() const;
+  bool fresh() const { return fresh_; }
 
  private:
   std::string data_, drop_columns_, bad_values_ = "error", executors_, share_;
   int64_t threads_ = 0, verify_ = 0;
+  double timeout_s_ = 300;
+  bool fresh_ = false;
 };
 
 /// The rows as text, "a,b" after the columns' names.

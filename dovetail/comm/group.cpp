@@ -76,6 +76,7 @@ class GroupOfOne final : public Group {
   };
 };
 
+constexpr int64_t kMaxRanks = 1 << 20;
 constexpr const char* kStartedBy = "torchrun sets it: start the job with `dovetail launch -n <ranks> ...`";
 
 std::string required(const char* name) {
@@ -137,7 +138,6 @@ std::shared_ptr<Group> make_group_of_one() { return std::make_shared<GroupOfOne>
 
 std::shared_ptr<Group> world_from_environment(const GroupOptions& options) {
   const auto given_rank = optional("RANK", ""), given_size = optional("WORLD_SIZE", "");
-  constexpr int64_t kMaxRanks = 1 << 20;
   const int64_t size = given_size.empty() ? 1 : integer("WORLD_SIZE", given_size, 1, kMaxRanks);
   if (given_rank.empty() && size == 1) return std::make_shared<GroupOfOne>();
   const auto rank = static_cast<int>(integer("RANK", required("RANK"), 0, kMaxRanks));
@@ -149,6 +149,14 @@ std::shared_ptr<Group> world_from_environment(const GroupOptions& options) {
   auto interface = optional("GLOO_SOCKET_IFNAME", "");
   if (interface.empty() && optional("LOCAL_WORLD_SIZE", "") == given_size) interface = "lo";
   return make_gloo_group(connect_store(rank, world_size, options.timeout_s), rank, world_size, interface, options);
+}
+
+Neighbours neighbours_of(const Group& group) {
+  const auto size = optional("LOCAL_WORLD_SIZE", "");
+  if (size.empty()) return {.rank = group.rank(), .size = group.size()};
+  const auto count = integer("LOCAL_WORLD_SIZE", size, 1, kMaxRanks);
+  return {.rank = static_cast<int>(integer("LOCAL_RANK", optional("LOCAL_RANK", "0"), 0, count - 1)),
+          .size = static_cast<int>(count)};
 }
 
 std::vector<std::shared_ptr<Group>> local_groups(int size, const GroupOptions& options) {
@@ -173,22 +181,27 @@ std::vector<std::shared_ptr<Group>> local_groups(int size, const GroupOptions& o
   return groups;
 }
 
-void agree(Group& group, const std::string& what, const std::string& error_message) {
-  // The length first: without an error that is all that is sent.
-  const auto length = static_cast<int64_t>(error_message.size());
-  const auto lengths = group.all_gather(at::full({1}, length, at::kLong));
+std::vector<std::string> all_gather_bytes(Group& group, std::string_view bytes) {
+  const auto lengths = group.all_gather(at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong));
   int64_t longest = 0;
-  for (const auto& l : lengths) longest = std::max(longest, l.item<int64_t>());
-  if (longest == 0) return;
-  auto text = at::zeros({longest}, at::kByte);
-  std::memcpy(text.mutable_data_ptr(), error_message.data(), error_message.size());
-  const auto texts = group.all_gather(text);
+  for (const auto& length : lengths) longest = std::max(longest, length.item<int64_t>());
+  std::vector<std::string> all(lengths.size());
+  if (longest == 0) return all;
+  auto mine = at::zeros({longest}, at::kByte);
+  std::memcpy(mine.mutable_data_ptr(), bytes.data(), bytes.size());
+  const auto padded = group.all_gather(mine);
+  for (size_t r = 0; r < all.size(); ++r)
+    all[r].assign(static_cast<const char*>(padded[r].const_data_ptr()),
+                  static_cast<size_t>(lengths[r].item<int64_t>()));
+  return all;
+}
+
+void agree(Group& group, const std::string& what, const std::string& error_message) {
+  const auto messages = all_gather_bytes(group, error_message);
   std::vector<std::string> errors;
-  for (size_t r = 0; r < texts.size(); ++r)
-    if (const auto n = static_cast<size_t>(lengths[r].item<int64_t>()); n > 0)
-      errors.push_back(
-          fmt::format("rank {}: {}", r, std::string(static_cast<const char*>(texts[r].const_data_ptr()), n)));
-  throw CommError(fmt::format("{}: {}", what, fmt::join(errors, "; ")));
+  for (size_t r = 0; r < messages.size(); ++r)
+    if (!messages[r].empty()) errors.push_back(fmt::format("rank {}: {}", r, messages[r]));
+  if (!errors.empty()) throw CommError(fmt::format("{}: {}", what, fmt::join(errors, "; ")));
 }
 
 }  // namespace dovetail

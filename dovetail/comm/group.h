@@ -6,6 +6,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace dovetail {
@@ -88,8 +89,18 @@ struct GroupOptions {
 /// naming the variable that is missing or wrong, CommError when the ranks do not find one another in time.
 std::shared_ptr<Group> world_from_environment(const GroupOptions& options = {});
 
+/// The ranks of a group that share this machine, and which of them this one is: torchrun's LOCAL_WORLD_SIZE and
+/// LOCAL_RANK. Without them all ranks do, as threads of one process. UserError for what is no number of ranks.
+struct Neighbours {
+  int rank = 0, size = 1;
+};
+Neighbours neighbours_of(const Group& group);
+
 /// `size` ranks as threads of this process, for tests: result[r] is rank r's group (Gloo over loopback, hash store).
 std::vector<std::shared_ptr<Group>> local_groups(int size, const GroupOptions& options = {});
+
+/// Every rank's bytes, of any number; the result by rank. Two calls of all_gather, or one where nobody has any.
+std::vector<std::string> all_gather_bytes(Group& group, std::string_view bytes);
 
 /// All ranks throw CommError("<what>: rank r: <message>") if any rank passes a non-empty message; all messages are in
 /// it.

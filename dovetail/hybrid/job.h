@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "dovetail/hybrid/device_copies.h"
 #include "dovetail/hybrid/task.h"
 
 namespace dovetail::hybrid {
@@ -20,37 +21,43 @@ struct ShardResult {
 /// are there.
 class Job {
  public:
-  /// Shards of one data, one after another in its rows. Copies the parameters.
-  Job(const std::string& task, c10::DeviceType device, Parameters parameters, std::vector<Shard> shards);
+  /// Shards of one data, one after another in its rows, which are `place`, place + 1, ... of those that are summed.
+  /// Copies the parameters.
+  Job(const std::string& task, Parameters parameters, std::vector<Shard> shards, int64_t place = 0);
 
-  /// Safe from several threads, as are the others.
-  ShardResult compute(int64_t shard) const;
+  /// On the device of the copies, by its variant of the task; the result is where the data is. Safe from several
+  /// threads, as are the others.
+  ShardResult compute(int64_t shard, DeviceCopies& copies) const;
   /// A number that stands for all bits of a result.
   static uint64_t digest(const ShardResult& result);
   /// Takes the result that counts, once for each shard.
   void accept(int64_t shard, ShardResult result);
 
-  /// The sum over all shards in their order, which must all have been accepted. The data has their rows from now on;
-  /// a job that does not come to this leaves it as it was.
-  Partial take();
+  /// The sums over all shards, which must all have been accepted. The data has their rows from now on; a job that does
+  /// not come to this leaves it as it was.
+  std::vector<BlockSum> take();
   std::vector<int64_t> shard_rows() const;
-  /// What the time of a row depends on: the task, dtypes and sizes of parameters and of a row, and the number of rows
-  /// to a power of two.
-  std::string key() const;
 
  private:
-  Shard all() const;
   /// The shard's rows of a tensor with the rows of all: a view.
   at::Tensor narrow(const at::Tensor& all, int64_t shard) const;
 
-  std::string name_;
-  const TaskVariant& task_;
+  std::string task_;
+  std::vector<size_t> writes_;  ///< tensors of the data
   Parameters parameters_;
   std::vector<Shard> shards_;
+  int64_t place_;
   std::vector<at::Tensor> data_;     ///< rows of all shards; read only, as is
   std::vector<at::Tensor> whole_;    ///< what the data has for every shard
   std::vector<at::Tensor> written_;  ///< what those become that the task writes
-  OrderedSum sum_;
+  TreeSum sum_;
 };
+
+/// What the time of a row depends on: the task, dtypes and sizes of parameters and of a row, and the number of rows to
+/// a power of two. Of shards of one data, one after another in its rows.
+std::string job_key(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards);
+
+/// A number that stands for all bits of some tensors.
+uint64_t digest_of(const std::vector<at::Tensor>& tensors);
 
 }  // namespace dovetail::hybrid

@@ -13,8 +13,8 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/hybrid/kmeans_simd.h"
 #include "dovetail/hybrid/rows.h"
-#include "dovetail/hybrid/runtime.h"
 #include "dovetail/hybrid/task.h"
+#include "dovetail/hybrid/workers.h"
 #include "dovetail/ops/dispatch.h"
 
 namespace dovetail::hybrid {
@@ -62,12 +62,12 @@ at::Tensor means(const Partial& partial, const at::Tensor& before) {
 
 }  // namespace
 
-KMeansData::KMeansData(const at::Tensor& x, std::shared_ptr<Runtime> runtime)
+KMeansData::KMeansData(const at::Tensor& x, std::shared_ptr<Workers> workers)
     : x_(check_rows("kmeans", x)),
       shift_(near_point(x)),
       resident_({x_, at::empty({x.size(0)}, at::kFloat), at::full({x.size(0)}, -1, at::kInt),
                  at::empty({x.size(0)}, at::kDouble)}),
-      runtime_(std::move(runtime)) {
+      workers_(std::move(workers)) {
   if (!at::isfinite(shift_).all().item<bool>()) refuse_values("kmeans", x);
   const Partial norms = run("kmeans.norms", {shift_});
   total_square_ = norms.tensors[0].item<double>();
@@ -80,7 +80,7 @@ Partial KMeansData::run(const char* task, const std::vector<at::Tensor>& paramet
 
 Partial KMeansData::run(const char* task, const std::vector<at::Tensor>& parameters,
                         const std::vector<Shard>& shards) const {
-  return run_on(runtime_.get(), task, parameters, shards);
+  return run_on(workers_.get(), task, parameters, shards);
 }
 
 Partial KMeansData::assign(const at::Tensor& centres) {
@@ -96,6 +96,10 @@ KMeansData::Distances KMeansData::distances(const at::Tensor& centres) {
   const Partial sum = run("kmeans.distances", {checked_centres(centres, columns())});
   return {closest(), sum.tensors[0].item<double>()};
 }
+
+at::Tensor KMeansData::labels() const { return rows_on(workers_.get(), resident_, kLabels); }
+
+at::Tensor KMeansData::closest() const { return rows_on(workers_.get(), resident_, kSquares); }
 
 void KMeansData::forget_labels() { resident_.put(kLabels, at::full({rows()}, -1, at::kInt)); }
 
@@ -152,6 +156,11 @@ KMeansResult lloyd(KMeansData& data, const at::Tensor& initial, const LloydOptio
   user_check(options.tolerance >= 0, "kmeans: the tolerance is {}, below 0", options.tolerance);
   KMeansResult result{.centres = checked_centres(initial, data.columns())};
   data.forget_labels();
+  if (!options.state.empty()) {
+    result.iterations = options.state.at(0).item<int64_t>();
+    data.assign(options.state.at(1));  // the labels that the next iteration compares with
+    result.centres = options.state.at(2);
+  }
   bool settled = false;  // the labels are those of the centres
   while (!result.converged && result.iterations < options.iterations) {
     const double start = now_seconds();
@@ -164,11 +173,12 @@ KMeansResult lloyd(KMeansData& data, const at::Tensor& initial, const LloydOptio
     const bool moved_one = options.empty == EmptyCluster::kReseed && reseed(data, result.centres, partial);
     const at::Tensor next = means(partial, result.centres);
     const double moved = sum_of((next - result.centres).square());
-    result.centres = next;
+    const at::Tensor before = std::exchange(result.centres, next);
     settled = changed == 0 && !moved_one;
     result.converged = settled || moved <= limit;
     line.shift = std::sqrt(moved);
     line.seconds = now_seconds() - start;
+    if (!result.converged) line.state = {at::scalar_tensor(result.iterations, at::kLong), before, next};
     if (report) report(line);
   }
   result.counts =

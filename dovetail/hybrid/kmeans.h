@@ -14,7 +14,7 @@
 
 namespace dovetail::hybrid {
 
-class Runtime;
+class Workers;
 
 /// Rows of a shard of k-means: fixed, so that sums are the same bits for any number of threads. Small enough that torch
 /// adds as many numbers on one thread.
@@ -26,8 +26,8 @@ constexpr int64_t kKMeansBatchGrain = 1024;
 /// label. N rows of D columns, K centres.
 ///
 /// Tasks `kmeans.norms`, `kmeans.assign`, `kmeans.distances`, `kmeans.potentials` and `kmeans.include` run on its
-/// shards, `kmeans.batch` on those of a list of its rows: on the executors of a runtime (hybrid/runtime.h), or without
-/// one on this process' threads (run_task).
+/// shards, `kmeans.batch` on those of a list of its rows: on some workers (hybrid/workers.h), or without any on this
+/// process' threads (run_task). On several nodes, all members are called by all of them.
 class KMeansData {
  public:
   /// Its tensors: x (N, D) float32, norms (N) float32, labels (N) int32, squares (N) float64.
@@ -35,7 +35,7 @@ class KMeansData {
 
   /// x (N, D) float32 on the CPU, contiguous, at least one row and one column; kept, never copied. Throws UserError for
   /// anything else, and for a value that is not finite, naming its row and column.
-  explicit KMeansData(const at::Tensor& x, std::shared_ptr<Runtime> runtime = nullptr);
+  explicit KMeansData(const at::Tensor& x, std::shared_ptr<Workers> workers = nullptr);
 
   /// One pass over the rows: labels become the nearest of centres (K, D), float64, the first of equally near ones.
   /// Returns {sums of the rows of each centre (K, D) float64, their number (K) int64, labels that changed () int64} of
@@ -56,7 +56,7 @@ class KMeansData {
   /// What k-means++ asks: the squared distance of each row to the closest of the points so far (N), float64. It lies
   /// where `distances` puts its squares.
   void forget_closest();
-  at::Tensor closest() const { return resident_.tensor(kSquares); }
+  at::Tensor closest() const;
   /// The points (M, D), float64, are among them from now on; returns the sum of `closest`.
   double include(const at::Tensor& points);
   /// What that sum would be (M) if one of the points were included.
@@ -70,8 +70,8 @@ class KMeansData {
   double mean_variance(const Partial& partial) const;
 
   const at::Tensor& x() const { return x_; }
-  at::Tensor labels() const { return resident_.tensor(kLabels); }  ///< (N) int32; -1 before the first assignment
-  void forget_labels();                                            ///< -1 again
+  at::Tensor labels() const;  ///< (N) int32; -1 before the first assignment
+  void forget_labels();       ///< -1 again
   int64_t rows() const { return x_.size(0); }
   int64_t columns() const { return x_.size(1); }
 
@@ -83,7 +83,7 @@ class KMeansData {
 
   at::Tensor x_, shift_;
   ResidentData resident_;
-  std::shared_ptr<Runtime> runtime_;
+  std::shared_ptr<Workers> workers_;
   double total_square_ = 0;  ///< sum of |x - shift|^2
 };
 
@@ -101,6 +101,7 @@ struct LloydOptions {
   /// columns' variances.
   double tolerance = 1e-4;
   EmptyCluster empty = EmptyCluster::kReseed;
+  std::vector<at::Tensor> state = {};  ///< of the last iteration of a run that was stopped, which this one goes on with
 };
 
 struct LloydIteration {
@@ -109,6 +110,7 @@ struct LloydIteration {
   double shift = 0;       ///< how far the centres moved: the root of the sum of the squares
   std::optional<int64_t> changed = {};  ///< labels, where all rows have one
   double seconds = 0;
+  std::vector<at::Tensor> state = {};  ///< LloydOptions::state, MiniBatchOptions::state; none after the last iteration
 };
 
 struct KMeansResult {

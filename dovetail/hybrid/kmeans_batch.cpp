@@ -27,6 +27,17 @@ class Patience {
     return waited_ >= iterations_;
   }
 
+  at::Tensor state() const {
+    return at::tensor({static_cast<double>(count_), static_cast<double>(waited_), smooth_, least_}, at::kDouble);
+  }
+  void go_on_from(const at::Tensor& state) {
+    const auto* number = state.const_data_ptr<double>();
+    count_ = static_cast<int64_t>(number[0]);
+    waited_ = static_cast<int64_t>(number[1]);
+    smooth_ = number[2];
+    least_ = number[3];
+  }
+
  private:
   int64_t iterations_, count_ = 0, waited_ = 0;
   double weight_, smooth_ = 0, least_ = std::numeric_limits<double>::infinity();
@@ -54,6 +65,12 @@ KMeansResult mini_batch(KMeansData& data, const at::Tensor& initial, const MiniB
   KMeansResult result{.centres = initial.to(at::kDouble)};
   at::Tensor seen = at::zeros({initial.size(0), 1}, at::kDouble);
   Patience patience(options.patience, 2 * batch / (rows + 1));
+  if (!options.state.empty()) {
+    result.iterations = options.state.at(0).item<int64_t>();
+    result.centres = options.state.at(1);
+    seen = options.state.at(2);
+    patience.go_on_from(options.state.at(3));
+  }
   while (!result.converged && result.iterations < options.iterations) {
     const double start = now_seconds();
     const Partial partial =
@@ -67,11 +84,13 @@ KMeansResult mini_batch(KMeansData& data, const at::Tensor& initial, const MiniB
     const bool settled = options.tolerance > 0 && moved <= options.tolerance * data.mean_variance(partial);
     result.converged = patience.is_over(inertia) || settled;
     ++result.iterations;
-    if (report)
-      report({.iteration = result.iterations,
-              .inertia = inertia * rows,
-              .shift = std::sqrt(moved),
-              .seconds = now_seconds() - start});
+    if (!report) continue;
+    LloydIteration line{.iteration = result.iterations,
+                        .inertia = inertia * rows,
+                        .shift = std::sqrt(moved),
+                        .seconds = now_seconds() - start};
+    if (!result.converged) line.state = {at::scalar_tensor(result.iterations, at::kLong), next, seen, patience.state()};
+    report(line);
   }
   result.counts = data.assign(result.centres).tensors[1];
   result.inertia = data.distances(result.centres).inertia;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "dovetail/hybrid/kmeans.h"
 
@@ -15,7 +16,8 @@ struct MiniBatchOptions {
   double tolerance = 0;
   /// Ends after so many iterations in a row in which the smoothed inertia was not below its least value; 0: never.
   int64_t patience = 10;
-  uint64_t seed = 0;  ///< of the batches
+  uint64_t seed = 0;                   ///< of the batches
+  std::vector<at::Tensor> state = {};  ///< of the last iteration of a run that was stopped, which this one goes on with
 };
 
 /// The rows (batch) int64 of iteration `iteration` (from 0) of `rows`: all of them in a random order, then all of them

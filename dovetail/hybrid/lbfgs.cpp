@@ -10,8 +10,23 @@
 #include "dovetail/hybrid/dense.h"
 
 namespace dovetail::hybrid {
+
 Lbfgs::Lbfgs(std::function<Slope(const at::Tensor&)> function, at::Tensor start)
     : function_(std::move(function)), point_(std::move(start)), slope_(function_(point_)) {}
+
+Lbfgs::Lbfgs(std::function<Slope(const at::Tensor&)> function, const std::vector<at::Tensor>& state)
+    : function_(std::move(function)),
+      point_(state.at(0)),
+      slope_{.value = state.at(1).item<double>(), .gradient = state.at(2)} {
+  for (size_t i = 3; i + 1 < state.size(); i += 2)
+    pairs_.push_back({state[i], state[i + 1], sum_of_products(state[i], state[i + 1])});
+}
+
+std::vector<at::Tensor> Lbfgs::state() const {
+  std::vector<at::Tensor> state = {point_, at::scalar_tensor(slope_.value, at::kDouble), slope_.gradient};
+  for (const Pair& pair : pairs_) state.insert(state.end(), {pair.move, pair.change});
+  return state;
+}
 
 at::Tensor Lbfgs::direction() const {
   at::Tensor q = slope_.gradient.clone();

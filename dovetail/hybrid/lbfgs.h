@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <vector>
 
 namespace dovetail::hybrid {
 
@@ -19,12 +20,15 @@ struct Slope {
 class Lbfgs {
  public:
   Lbfgs(std::function<Slope(const at::Tensor&)> function, at::Tensor start);
+  /// Goes on from the `state` of another search for the same function.
+  Lbfgs(std::function<Slope(const at::Tensor&)> function, const std::vector<at::Tensor>& state);
 
   /// One iteration. False when no step makes the value or the gradient smaller: the point is as good as can be told.
   bool step();
 
   const at::Tensor& point() const { return point_; }
   const Slope& slope() const { return slope_; }
+  std::vector<at::Tensor> state() const;
 
  private:
   struct Pair {

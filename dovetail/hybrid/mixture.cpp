@@ -94,8 +94,8 @@ int64_t Mixture::num_parameters() const {
   return num - 1 + num * dim + num * (covariances.dim() == 2 ? dim : dim * (dim + 1) / 2);
 }
 
-MixtureData::MixtureData(const at::Tensor& x, std::shared_ptr<Runtime> runtime)
-    : table_("mixture", x, std::move(runtime), {at::zeros({x.size(0)}, at::kInt)}) {}
+MixtureData::MixtureData(const at::Tensor& x, std::shared_ptr<Workers> workers)
+    : table_("mixture", x, std::move(workers), {at::zeros({x.size(0)}, at::kInt)}) {}
 
 Mixture MixtureData::of_labels(const at::Tensor& labels, const at::Tensor& points, Covariance covariance,
                                double regularization) {
@@ -123,9 +123,15 @@ MixtureResult fit_mixture(MixtureData& data, const Mixture& start, const Mixture
   user_check(options.iterations > 0, "mixture: {} iterations; there must be at least 1", options.iterations);
   user_check(options.tolerance >= 0 && options.regularization >= 0, "mixture: tolerance {} and regularization {}",
              options.tolerance, options.regularization);
-  check_mixture(start, data.columns());
-  MixtureResult result{.mixture = as_double(start)};
+  const std::vector<at::Tensor>& state = options.state;
+  MixtureResult result{.mixture = state.empty() ? start : Mixture{state.at(1), state.at(2), state.at(3)}};
+  check_mixture(result.mixture, data.columns());
+  result.mixture = as_double(result.mixture);
   double last = -std::numeric_limits<double>::infinity();
+  if (!state.empty()) {
+    result.iterations = state[0].item<int64_t>();
+    last = state.at(4).item<double>();
+  }
   while (!result.converged && result.iterations < options.iterations) {
     const double begin = now_seconds();
     MixtureData::Step step = data.step(result.mixture, options.regularization);
@@ -133,7 +139,12 @@ MixtureResult fit_mixture(MixtureData& data, const Mixture& start, const Mixture
     result.converged = std::abs(step.log_likelihood - last) < options.tolerance;
     last = step.log_likelihood;
     ++result.iterations;
-    if (report) report({.iteration = result.iterations, .log_likelihood = last, .seconds = now_seconds() - begin});
+    if (!report) continue;
+    MixtureIteration line{.iteration = result.iterations, .log_likelihood = last, .seconds = now_seconds() - begin};
+    if (!result.converged)
+      line.state = {at::scalar_tensor(result.iterations, at::kLong), result.mixture.weights, result.mixture.means,
+                    result.mixture.covariances, at::scalar_tensor(last, at::kDouble)};
+    report(line);
   }
   result.log_likelihood = data.step(result.mixture, options.regularization).log_likelihood;
   result.labels = data.labels();

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string_view>
+#include <vector>
 
 #include "dovetail/hybrid/table_data.h"
 
@@ -29,15 +30,17 @@ struct Mixture {
 };
 
 struct MixtureOptions {
-  int64_t iterations = 100;      ///< at most
-  double tolerance = 1e-3;       ///< ends when the mean log-likelihood of a row changed by less
-  double regularization = 1e-6;  ///< is added to every variance
+  int64_t iterations = 100;            ///< at most
+  double tolerance = 1e-3;             ///< ends when the mean log-likelihood of a row changed by less
+  double regularization = 1e-6;        ///< is added to every variance
+  std::vector<at::Tensor> state = {};  ///< of the last iteration of a run that was stopped, which this one goes on with
 };
 
 struct MixtureIteration {
   int64_t iteration = 0;      ///< from 1
   double log_likelihood = 0;  ///< of a row, in the mean, under the parameters before it
   double seconds = 0;
+  std::vector<at::Tensor> state = {};  ///< MixtureOptions::state; none after the last iteration
 };
 
 struct MixtureResult {
@@ -54,7 +57,7 @@ class MixtureData {
  public:
   enum Tensor : size_t { kX, kLabels };
 
-  explicit MixtureData(const at::Tensor& x, std::shared_ptr<Runtime> runtime = nullptr);
+  explicit MixtureData(const at::Tensor& x, std::shared_ptr<Workers> workers = nullptr);
 
   /// The mixture whose components are the rows of each label (N) int32 in [0, K). Sums are taken about points (K, D)
   /// near those rows, such as the centres of k-means, which costs no digits however far they are from each other.
@@ -76,7 +79,8 @@ class MixtureData {
 };
 
 /// Expectation and maximization (Dempster, Laird, Rubin 1977) from a mixture on. Ends at the tolerance or after the
-/// iterations. UserError when a covariance is not positive. The same bits for any number of threads.
+/// iterations. Does not look at `start` where it goes on from a state. UserError when a covariance is not positive. The
+/// same bits for any number of threads.
 MixtureResult fit_mixture(MixtureData& data, const Mixture& start, const MixtureOptions& options = {},
                           const std::function<void(const MixtureIteration&)>& report = {});
 

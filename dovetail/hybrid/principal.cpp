@@ -94,6 +94,10 @@ PrincipalResult fit_principal(const TableData& data, const PrincipalOptions& opt
   const double all = data.variance().sum().item<double>();
   at::Tensor basis = first_directions(dim, std::min(dim, wanted + kMore), options.seed);
   PrincipalResult result;
+  if (!options.state.empty()) {
+    result.iterations = options.state.at(0).item<int64_t>();
+    basis = options.state.at(1);
+  }
   while (!result.converged && result.iterations < options.iterations) {
     const double begin = now_seconds();
     const Partial sums = data.run("principal.times", {data.mean(), basis});
@@ -110,11 +114,15 @@ PrincipalResult fit_principal(const TableData& data, const PrincipalOptions& opt
     ++result.iterations;
     basis = images;
     orthonormalize(basis);
-    if (report)
-      report({.iteration = result.iterations,
-              .residual = residual,
-              .explained = all > 0 ? result.variances.sum().item<double>() / all : 0,
-              .seconds = now_seconds() - begin});
+    if (!report) continue;
+    PrincipalIteration line{.iteration = result.iterations,
+                            .residual = residual,
+                            .explained = all > 0 ? result.variances.sum().item<double>() / all : 0,
+                            .seconds = now_seconds() - begin};
+    // The last allowed one has made directions that a state does not hold.
+    if (!result.converged && result.iterations < options.iterations)
+      line.state = {at::scalar_tensor(result.iterations, at::kLong), basis};
+    report(line);
   }
   result.shares = result.variances / (all > 0 ? all : 1);
   for (int64_t i = 0; i < wanted; ++i) {

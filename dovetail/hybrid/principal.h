@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "dovetail/hybrid/table_data.h"
 
@@ -14,7 +15,8 @@ struct PrincipalOptions {
   int64_t iterations = 300;  ///< at most
   /// Ends when every direction v with variance s solves C v = s v, C the covariance, to this times the largest s.
   double tolerance = 1e-8;
-  uint64_t seed = 0;  ///< of the first directions
+  uint64_t seed = 0;                   ///< of the first directions
+  std::vector<at::Tensor> state = {};  ///< of the last iteration of a run that was stopped, which this one goes on with
 };
 
 struct PrincipalIteration {
@@ -22,6 +24,7 @@ struct PrincipalIteration {
   double residual = 0;    ///< the largest |C v - s v| over the largest s
   double explained = 0;   ///< the part of the variance along the directions
   double seconds = 0;
+  std::vector<at::Tensor> state = {};  ///< PrincipalOptions::state; none after the last iteration
 };
 
 struct PrincipalResult {

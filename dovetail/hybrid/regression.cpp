@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "dovetail/base/error.h"
@@ -42,8 +43,8 @@ at::Tensor deviations(const TableData& table, double l2) {
 
 }  // namespace
 
-RegressionData::RegressionData(const at::Tensor& x, const at::Tensor& target, std::shared_ptr<Runtime> runtime)
-    : table_("regression", check_rows("regression", x), std::move(runtime), {checked_target(x, target)}) {}
+RegressionData::RegressionData(const at::Tensor& x, const at::Tensor& target, std::shared_ptr<Workers> workers)
+    : table_("regression", check_rows("regression", x), std::move(workers), {checked_target(x, target)}) {}
 
 LinearResult fit_linear(RegressionData& data, double l2) {
   check_dtype(data, at::kDouble, "float64 numbers");
@@ -97,33 +98,43 @@ LogisticResult fit_logistic(RegressionData& data, int64_t classes, const Logisti
   const auto evaluate = [&](const at::Tensor& point) {
     return table.run("logistic.gradient", {coefficients(point), point.select(1, dim).contiguous(), table.mean()});
   };
-  Lbfgs search(
-      [&](const at::Tensor& point) {
-        const Partial sums = evaluate(point);
-        const at::Tensor w = coefficients(point);
-        at::Tensor gradient = sums.tensors[0].clone();
-        gradient.narrow(1, 0, dim).add_(w, options.l2).div_(scale);
-        return Slope{.value = (sums.tensors[1].item<double>() + 0.5 * options.l2 * sum_of_products(w, w)) / rows,
-                     .gradient = gradient / rows};
-      },
-      at::zeros({outputs, dim + 1}, at::kDouble));
+  const auto slope = [&](const at::Tensor& point) {
+    const Partial sums = evaluate(point);
+    const at::Tensor w = coefficients(point);
+    at::Tensor gradient = sums.tensors[0].clone();
+    gradient.narrow(1, 0, dim).add_(w, options.l2).div_(scale);
+    return Slope{.value = (sums.tensors[1].item<double>() + 0.5 * options.l2 * sum_of_products(w, w)) / rows,
+                 .gradient = gradient / rows};
+  };
   LogisticResult result;
-  const auto steepest = [&] { return search.slope().gradient.abs().max().item<double>(); };
+  std::optional<Lbfgs> search;
+  if (options.state.empty()) {
+    search.emplace(slope, at::zeros({outputs, dim + 1}, at::kDouble));
+  } else {
+    result.iterations = options.state[0].item<int64_t>();
+    search.emplace(slope, std::vector<at::Tensor>(options.state.begin() + 1, options.state.end()));
+  }
+  const auto steepest = [&] { return search->slope().gradient.abs().max().item<double>(); };
   result.converged = steepest() <= options.tolerance;
   while (!result.converged && result.iterations < options.iterations) {
     const double begin = now_seconds();
-    const bool moved = search.step();
+    const bool moved = search->step();
     ++result.iterations;
     result.converged = !moved || steepest() <= options.tolerance;
-    if (report)
-      report({.iteration = result.iterations,
-              .loss = search.slope().value,
-              .gradient = steepest(),
-              .seconds = now_seconds() - begin});
+    if (!report) continue;
+    LogisticIteration line{.iteration = result.iterations,
+                           .loss = search->slope().value,
+                           .gradient = steepest(),
+                           .seconds = now_seconds() - begin};
+    if (!result.converged) {
+      line.state = search->state();
+      line.state.insert(line.state.begin(), at::scalar_tensor(result.iterations, at::kLong));
+    }
+    report(line);
   }
-  const Partial last = evaluate(search.point());
-  result.coefficients = coefficients(search.point());
-  result.intercepts = search.point().select(1, dim) - product(result.coefficients, table.mean());
+  const Partial last = evaluate(search->point());
+  result.coefficients = coefficients(search->point());
+  result.intercepts = search->point().select(1, dim) - product(result.coefficients, table.mean());
   result.loss = last.tensors[1].item<double>() / rows;
   result.accuracy = static_cast<double>(last.tensors[2].item<int64_t>()) / rows;
   return result;

@@ -18,7 +18,7 @@ class RegressionData {
   enum Tensor : size_t { kX, kTarget };
 
   /// UserError for a target that does not fit, or has values that are not finite.
-  RegressionData(const at::Tensor& x, const at::Tensor& target, std::shared_ptr<Runtime> runtime = nullptr);
+  RegressionData(const at::Tensor& x, const at::Tensor& target, std::shared_ptr<Workers> workers = nullptr);
 
   const TableData& table() const { return table_; }
 
@@ -43,6 +43,7 @@ struct LogisticOptions {
   int64_t iterations = 200;  ///< at most
   double tolerance =
       1e-6;  ///< ends when no element of the gradient of the mean is larger; columns over their deviation
+  std::vector<at::Tensor> state = {};  ///< of the last iteration of a run that was stopped, which this one goes on with
 };
 
 struct LogisticIteration {
@@ -50,6 +51,7 @@ struct LogisticIteration {
   double loss = 0;        ///< of a row, in the mean, and the penalty
   double gradient = 0;    ///< its largest element, as for the tolerance
   double seconds = 0;
+  std::vector<at::Tensor> state = {};  ///< LogisticOptions::state; none after the last iteration
 };
 
 struct LogisticResult {

@@ -1,12 +1,15 @@
 #include "dovetail/hybrid/runtime.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <omp.h>
 
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <exception>
 #include <limits>
 #include <map>
@@ -16,6 +19,7 @@
 
 #include "dovetail/base/affinity.h"
 #include "dovetail/base/error.h"
+#include "dovetail/base/gpu.h"
 #include "dovetail/base/log.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/hybrid/speed_store.h"
@@ -25,18 +29,28 @@ namespace {
 
 [[noreturn]] void refuse_executors(std::string_view text) {
   throw UserError(fmt::format("executors: \"{}\" is no list of executors", text),
-                  "name each with its number of threads, for example: cpu:2,cpu:1");
+                  "name each with its number of threads, GPUs with their own, for example: cpu:2,cpu:1,cuda:0");
 }
 
 std::vector<std::string> names_of(const std::vector<ExecutorSpec>& executors) {
   std::vector<std::string> names;
   std::map<std::string, int> seen;
   for (const ExecutorSpec& executor : executors) {
-    const std::string name = fmt::format("{}:{}", c10::DeviceTypeName(executor.device, true), executor.threads);
+    const std::string name = executor.device.is_cpu() ? fmt::format("cpu:{}", executor.threads) : executor.device.str();
     const int before = seen[name]++;
     names.push_back(before == 0 ? name : fmt::format("{} ({})", name, before));
   }
   return names;
+}
+
+void check_gpus(const std::vector<ExecutorSpec>& executors) {
+  for (const ExecutorSpec& executor : executors) {
+    if (!executor.device.is_cuda()) continue;
+    const std::string reason = load_gpu();
+    user_check(reason.empty(), "executors: {}: {}", executor.device.str(), reason);
+    user_check(executor.device.index() < at::accelerator::deviceCount(), "executors: there is no {}",
+               executor.device.str());
+  }
 }
 
 /// Before its first shard: the thread's own number of threads in parallel regions, which torch sets at first use.
@@ -53,11 +67,20 @@ std::vector<ExecutorSpec> parse_executors(std::string_view text) {
     const std::string_view one = rest.substr(0, rest.find(','));
     const bool last = one.size() == rest.size();
     rest.remove_prefix(last ? one.size() : one.size() + 1);
-    constexpr std::string_view kCpu = "cpu:";
+    if (!last && rest.empty()) refuse_executors(text);
+    const std::string_view kind = one.substr(0, std::min(one.size(), one.find(':') + 1));
+    const std::string_view digits = one.substr(kind.size());
+    int64_t number = -1;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+    const bool whole = error == std::errc() && end == digits.data() + digits.size();
     ExecutorSpec executor;
-    if (!one.starts_with(kCpu) || (!last && rest.empty())) refuse_executors(text);
-    const auto [end, error] = std::from_chars(one.data() + kCpu.size(), one.data() + one.size(), executor.threads);
-    if (error != std::errc() || end != one.data() + one.size() || executor.threads < 1) refuse_executors(text);
+    if (whole && kind == "cpu:" && number >= 1) {
+      executor.threads = number;
+    } else if (whole && kind == "cuda:" && number >= 0 && number < std::numeric_limits<c10::DeviceIndex>::max()) {
+      executor.device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(number));
+    } else {
+      refuse_executors(text);
+    }
     executor.ratio = static_cast<double>(executor.threads);
     executors.push_back(executor);
   }
@@ -69,7 +92,7 @@ struct Runtime::State {
   void work(size_t executor, int64_t slot, std::optional<int> processor);
   void work_on(const std::shared_ptr<Job>& job, const Lease& lease);
   bool compute(const std::shared_ptr<Job>& job, const Lease& lease, int64_t shard);
-  std::vector<ShardResult> results_of(const Job& job, const Lease& lease, int64_t shard) const;
+  std::vector<ShardResult> results_of(const Job& job, const Lease& lease, int64_t shard);
   void deliver(const std::shared_ptr<Job>& job, const Lease& lease, int64_t shard, std::vector<ShardResult> results);
   std::vector<std::pair<int64_t, ShardResult>> take_counted();
   bool accept(std::unique_lock<std::mutex>& lock);
@@ -81,6 +104,7 @@ struct Runtime::State {
   std::string speed_key(const std::string& key, size_t executor) const;
 
   std::vector<ExecutorSpec> executors;
+  std::deque<DeviceCopies> copies;  ///< of the data, for each executor
   std::vector<Report> reports;
   RuntimeOptions options;
   std::optional<SpeedStore> store;
@@ -103,19 +127,27 @@ struct Runtime::State {
 Runtime::Runtime(const std::vector<ExecutorSpec>& executors, RuntimeOptions options)
     : state_(std::make_unique<State>()) {
   user_check(!executors.empty(), "hybrid: no executors");
+  const bool one_kind = std::ranges::all_of(
+      executors, [&](const ExecutorSpec& executor) { return executor.device.type() == executors[0].device.type(); });
+  if (!one_kind && options.scheduling.verify_every > 0)
+    throw UserError("hybrid: results of CPUs and GPUs differ by rounding, so they cannot verify each other",
+                    "use executors of one kind, or no verification");
+  check_gpus(executors);
   state_->executors = executors;
   for (std::string& name : names_of(executors)) state_->reports.push_back({.name = std::move(name)});
+  for (const ExecutorSpec& executor : executors) state_->copies.emplace_back(executor.device);
   state_->options = std::move(options);
   state_->store.emplace(state_->options.speeds);
   const bool bound = state_->options.binding == RuntimeOptions::Binding::kProcessors;
   const std::vector<int> processors = bound ? usable_processors() : std::vector<int>();
-  size_t next = 0;
-  for (const ExecutorSpec& executor : executors) next += static_cast<size_t>(executor.threads);
-  if (bound && next > processors.size())
-    throw UserError(
-        fmt::format("hybrid: executors of {} threads, but this process may use {} processors", next, processors.size()),
-        "use fewer threads");
-  next = 0;
+  const auto first = static_cast<size_t>(state_->options.first_processor);
+  size_t count = 0;
+  for (const ExecutorSpec& executor : executors) count += static_cast<size_t>(executor.threads);
+  if (bound && first + count > processors.size())
+    throw UserError(fmt::format("hybrid: executors of {} threads, but this process may use {} of {} processors", count,
+                                processors.size() - std::min(first, processors.size()), processors.size()),
+                    "use fewer threads");
+  size_t next = first;
   for (size_t i = 0; i < executors.size(); ++i)
     for (int64_t slot = 0; slot < executors[i].threads; ++slot, ++next)
       state_->threads.emplace_back(
@@ -176,10 +208,11 @@ void Runtime::State::work_on(const std::shared_ptr<Job>& current, const Lease& l
     if (!compute(current, lease, lease.begin + i)) return;
 }
 
-std::vector<ShardResult> Runtime::State::results_of(const Job& current, const Lease& lease, int64_t shard) const {
-  if (options.around) return options.around(lease.device, shard, [&] { return current.compute(shard); });
+std::vector<ShardResult> Runtime::State::results_of(const Job& current, const Lease& lease, int64_t shard) {
+  const auto compute = [&] { return current.compute(shard, copies[lease.device]); };
+  if (options.around) return options.around(lease.device, shard, compute);
   std::vector<ShardResult> results;
-  results.push_back(current.compute(shard));
+  results.push_back(compute());
   return results;
 }
 
@@ -289,12 +322,19 @@ void Runtime::State::drive(std::unique_lock<std::mutex>& lock) {
 }
 
 Partial Runtime::run(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards) {
+  DOVETAIL_CHECK(!shards.empty(), "task {} on no shards", task);
+  return sum_of(run_blocks(task, parameters, shards, 0));
+}
+
+std::vector<BlockSum> Runtime::run_blocks(const std::string& task, const Parameters& parameters,
+                                          const std::vector<Shard>& shards, int64_t place) {
+  if (shards.empty()) return {};
   State& s = *state_;
-  for (const ExecutorSpec& executor : s.executors) find_task(task, executor.device);
-  const auto job = std::make_shared<Job>(task, s.executors[0].device, parameters, shards);
+  for (const ExecutorSpec& executor : s.executors) find_task(task, executor.device.type());
+  const auto job = std::make_shared<Job>(task, parameters, shards, place);
   std::unique_lock lock(s.mutex);
   DOVETAIL_CHECK(!s.job, "two jobs at a time");
-  s.scheduler = &s.scheduler_for(job->key());
+  s.scheduler = &s.scheduler_for(job_key(task, parameters, shards));
   for (size_t i = 0; i < s.reports.size(); ++i)
     if (s.reports[i].left_out) s.scheduler->leave_out(i, *s.reports[i].left_out);
   s.shard_rows = job->shard_rows();
@@ -328,11 +368,6 @@ void Runtime::save_speeds() {
   for (const auto& [key, scheduler] : s.schedulers)
     for (size_t i = 0; i < s.executors.size(); ++i) s.store->put(s.speed_key(key, i), scheduler.history(i));
   s.store->save();
-}
-
-Partial run_on(Runtime* runtime, const std::string& task, const Parameters& parameters,
-               const std::vector<Shard>& shards) {
-  return runtime != nullptr ? runtime->run(task, parameters, shards) : run_task(task, parameters, shards);
 }
 
 }  // namespace dovetail::hybrid

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <c10/core/DeviceType.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -13,16 +13,19 @@
 
 #include "dovetail/hybrid/job.h"
 #include "dovetail/hybrid/scheduler.h"
+#include "dovetail/hybrid/workers.h"
 
 namespace dovetail::hybrid {
 
-/// A group of processors that computes shards, each of its threads one at a time.
+/// A group of processors that computes shards, each of its threads one at a time; or a GPU, to which a thread with a
+/// processor of its own brings them.
 struct ExecutorSpec {
-  c10::DeviceType device = c10::kCPU;
+  c10::Device device = c10::kCPU;
   int64_t threads = 1;
   double ratio = 1;  ///< its share under SharePolicy::kStatic, in proportion to the others'
 };
-/// "cpu:2,cpu:1": an executor of two threads and one of one, `ratio` as their threads. UserError for anything else.
+/// "cpu:2,cpu:1,cuda:0": an executor of two threads, one of one, and the first GPU; `ratio` as their threads. UserError
+/// for anything else.
 std::vector<ExecutorSpec> parse_executors(std::string_view text);
 
 /// What an executor does about a shard, in place of delivering work() once: deliver results of it any number of times,
@@ -34,6 +37,8 @@ struct RuntimeOptions {
   SchedulerOptions scheduling = {};
   /// Threads are bound to processors of their own, one of each core first: there must be as many (UserError).
   enum class Binding { kProcessors, kNone } binding = Binding::kProcessors;
+  /// Of the usable processors, how many are left to other processes of the machine before those of this one.
+  int64_t first_processor = 0;
   /// Where speeds are kept from one process to the next (SpeedStore); empty: nowhere.
   std::filesystem::path speeds = {};
   AroundShard around = {};
@@ -49,11 +54,12 @@ struct RuntimeOptions {
 ///
 /// Speeds are learned for each task, sizes of its parameters and of a row, number of rows to a power of two, executor
 /// and number of its threads.
-class Runtime {
+class Runtime : public Workers {
  public:
+  /// UserError for a GPU that cannot be used.
   explicit Runtime(const std::vector<ExecutorSpec>& executors, RuntimeOptions options = {});
   /// Waits for what executors still compute.
-  ~Runtime();
+  ~Runtime() override;
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
@@ -61,10 +67,14 @@ class Runtime {
   ///
   /// Throws what the task threw where it threw max_attempts times on one shard; DevicesLost with every executor's
   /// reason when none is left. The runtime can be used again after the former.
-  Partial run(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards);
+  Partial run(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards) override;
+  /// The same over shards that are `place`, place + 1, ... of more: what they add to the sum over all.
+  std::vector<BlockSum> run_blocks(const std::string& task, const Parameters& parameters,
+                                   const std::vector<Shard>& shards, int64_t place);
+  at::Tensor rows(const ResidentData& data, size_t index) override { return data.tensor(index); }
 
   struct Report {
-    std::string name;  ///< "cpu:2", or "cpu:2 (1)" where executor 0 has the same
+    std::string name;  ///< "cpu:2", "cuda:0", or "cpu:2 (1)" where executor 0 has the same
     int64_t rows = 0;  ///< that it computed so far and that counted
     std::optional<std::string> left_out = {};
   };
@@ -77,9 +87,5 @@ class Runtime {
   struct State;
   std::unique_ptr<State> state_;
 };
-
-/// On the executors of a runtime, or without one by run_task (hybrid/task.h).
-Partial run_on(Runtime* runtime, const std::string& task, const Parameters& parameters,
-               const std::vector<Shard>& shards);
 
 }  // namespace dovetail::hybrid

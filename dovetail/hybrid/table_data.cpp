@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "dovetail/hybrid/rows.h"
-#include "dovetail/hybrid/runtime.h"
+#include "dovetail/hybrid/workers.h"
 
 namespace dovetail::hybrid {
 namespace {
@@ -35,9 +35,9 @@ const TaskRegistration kMoments("table.moments", at::kCPU, moments_task);
 
 }  // namespace
 
-TableData::TableData(const char* who, const at::Tensor& x, std::shared_ptr<Runtime> runtime,
+TableData::TableData(const char* who, const at::Tensor& x, std::shared_ptr<Workers> workers,
                      std::vector<at::Tensor> more)
-    : x_(check_rows(who, x)), resident_(with(x, std::move(more))), runtime_(std::move(runtime)) {
+    : x_(check_rows(who, x)), resident_(with(x, std::move(more))), workers_(std::move(workers)) {
   const at::Tensor point = near_point(x).to(at::kDouble);
   if (!at::isfinite(point).all().item<bool>()) refuse_values(who, x);
   const at::Tensor moments = run("table.moments", {point}).tensors[0] / static_cast<double>(rows());
@@ -47,7 +47,9 @@ TableData::TableData(const char* who, const at::Tensor& x, std::shared_ptr<Runti
 }
 
 Partial TableData::run(const std::string& task, const Parameters& parameters) const {
-  return run_on(runtime_.get(), task, parameters, resident_.shards(kTableGrain));
+  return run_on(workers_.get(), task, parameters, resident_.shards(kTableGrain));
 }
+
+at::Tensor TableData::tensor(size_t index) const { return rows_on(workers_.get(), resident_, index); }
 
 }  // namespace dovetail::hybrid

@@ -13,19 +13,20 @@
 
 namespace dovetail::hybrid {
 
-class Runtime;
+class Workers;
 
 /// Rows of a shard of a table: fixed, so that sums are the same bits for any number of threads.
 constexpr int64_t kTableGrain = 4096;
 
 /// A table of numbers and what goes with its rows: the data of mixtures, regression and principal components. Their
-/// tasks run on its shards: on the executors of a runtime (hybrid/runtime.h), or without one on this process' threads.
+/// tasks run on its shards: on some workers (hybrid/workers.h), or without any on this process' threads. On several
+/// nodes, all members are called by all of them.
 class TableData {
  public:
   /// x (N, D) float32 on the CPU, contiguous, at least one row and one column; kept, never copied. `more`: tensors of N
   /// rows. UserError for anything else, and for a value that is not finite, naming its row and column; `who` stands in
   /// its message.
-  TableData(const char* who, const at::Tensor& x, std::shared_ptr<Runtime> runtime, std::vector<at::Tensor> more = {});
+  TableData(const char* who, const at::Tensor& x, std::shared_ptr<Workers> workers, std::vector<at::Tensor> more = {});
 
   Partial run(const std::string& task, const Parameters& parameters) const;
 
@@ -33,7 +34,7 @@ class TableData {
   int64_t columns() const { return x_.size(1); }
   const at::Tensor& x() const { return x_; }
   /// x and then `more`, as tasks have written them.
-  at::Tensor tensor(size_t index) const { return resident_.tensor(index); }
+  at::Tensor tensor(size_t index) const;
   void put(size_t index, at::Tensor tensor) { resident_.put(index, std::move(tensor)); }
 
   /// Of each column (D) float64; the variance is of these rows, not an estimate of another population's.
@@ -43,7 +44,7 @@ class TableData {
  private:
   at::Tensor x_, mean_, variance_;
   ResidentData resident_;
-  std::shared_ptr<Runtime> runtime_;
+  std::shared_ptr<Workers> workers_;
 };
 
 }  // namespace dovetail::hybrid

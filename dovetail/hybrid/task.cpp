@@ -38,11 +38,18 @@ const TaskVariant& find_task(const std::string& name, c10::DeviceType device) {
 
 Partial run_task(const std::string& name, const Parameters& parameters, const std::vector<Shard>& shards) {
   DOVETAIL_CHECK(!shards.empty(), "task {} on no shards", name);
+  return sum_of(run_task_blocks(name, parameters, shards, 0));
+}
+
+std::vector<BlockSum> run_task_blocks(const std::string& name, const Parameters& parameters,
+                                      const std::vector<Shard>& shards, int64_t place) {
+  if (shards.empty()) return {};
   const Task& task = find_task(name, shards.front().location.type()).run;
-  OrderedSum sum;
-  parallel_pieces(std::ssize(shards), 1,
-                  [&](int64_t i, int64_t) { sum.add(i, task(parameters, shards[static_cast<size_t>(i)])); });
-  return sum.take(std::ssize(shards));
+  TreeSum sum;
+  parallel_pieces(std::ssize(shards), 1, [&](int64_t i, int64_t) {
+    sum.add({.first = place + i, .partial = task(parameters, shards[static_cast<size_t>(i)])});
+  });
+  return sum.take(place, std::ssize(shards));
 }
 
 }  // namespace dovetail::hybrid

@@ -39,9 +39,12 @@ struct TaskRegistration {
 /// Throws UserError that names the variants that there are.
 const TaskVariant& find_task(const std::string& name, c10::DeviceType device);
 
-/// The sum of a task's partials over shards of one device, in their order: the same bits for any number of threads.
+/// The sum of a task's partials over shards of one device (TreeSum): the same bits for any number of threads.
 /// Shards are handed out to parallel_workers() threads one at a time, and what the task writes is written in place: for
 /// data of which no runtime has had any. Executors of unequal speed: hybrid/runtime.h.
 Partial run_task(const std::string& name, const Parameters& parameters, const std::vector<Shard>& shards);
+/// The same over shards that are `place`, place + 1, ... of more: what they add to the sum over all.
+std::vector<BlockSum> run_task_blocks(const std::string& name, const Parameters& parameters,
+                                      const std::vector<Shard>& shards, int64_t place);
 
 }  // namespace dovetail::hybrid

@@ -5,9 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
 
 #include "dovetail/base/error.h"
@@ -27,17 +24,6 @@
 
 namespace dovetail {
 namespace {
-
-/// torchrun says how many ranks share this machine; ranks that are threads of one process all do.
-int ranks_on_this_machine(const Group& group) {
-  const char* text = std::getenv("LOCAL_WORLD_SIZE");
-  if (text == nullptr) return group.size();
-  int value = 0;
-  const auto [end, error] = std::from_chars(text, text + std::strlen(text), value);
-  user_check(error == std::errc() && *end == '\0' && value > 0, "LOCAL_WORLD_SIZE = \"{}\" is not a number of ranks",
-             text);
-  return value;
-}
 
 at::Device resolve_device(const RunConfig& config, const Group& group) {
   const std::string& device = config.run.device;
@@ -140,7 +126,7 @@ ResolvedRun place_run(const RunConfig& config, const Group& group) {
   run.config = config;
   run.config.run.folder = config.folder().string();
   run.device = resolve_device(config, group);
-  run.local_ranks = ranks_on_this_machine(group);
+  run.local_ranks = neighbours_of(group).size;
   const Machine here = machine();
   run.available_bytes = run.device.is_cuda() ? gpu_memory().free_bytes : here.available_bytes;
   run.threads =

@@ -153,7 +153,7 @@ def test_mini_batches_come_near_and_are_the_same_bits_on_executors(tmp_path):
     ("words", "message"),
     [
         (["--executors", "cpu"], '"cpu" is no list of executors'),
-        (["--executors", "cuda:0"], '"cuda:0" is no list of executors'),
+        (["--executors", "gpu:0"], '"gpu:0" is no list of executors'),
         (["--executors", "cpu:99999"], "executors of 99999 threads"),
         (["--executors", "cpu:1", "--threads", 2], "give only --executors cpu:1"),
         (["--executors", "cpu:1", "--verify", 4], "takes two executors"),

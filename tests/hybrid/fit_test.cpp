@@ -1,5 +1,6 @@
-// Mixtures, regression and mini-batches: the same bits on any number of threads and on executors that fail, and what
-// their algorithms promise. Their values against scikit-learn: tests/cli/test_fit.py, tests/python/test_kmeans.py.
+// Mixtures, regression and mini-batches: the same bits on any number of threads, on executors that fail and on two
+// nodes, and what their algorithms promise. Their values against scikit-learn: tests/cli/test_fit.py,
+// tests/python/test_kmeans.py.
 #include <ATen/Parallel.h>
 
 #include <atomic>
@@ -12,12 +13,13 @@
 #include "dovetail/hybrid/principal.h"
 #include "dovetail/hybrid/regression.h"
 #include "dovetail/hybrid/runtime.h"
+#include "tests/hybrid/nodes_testing.h"
 #include "tests/hybrid/testing.h"
 
 namespace dovetail::hybrid::testing {
 namespace {
 
-using Shared = std::shared_ptr<Runtime>;
+using Shared = std::shared_ptr<Workers>;
 
 /// Three executors, where one piece of work in three is thrown away after it was done, or delivered twice.
 Shared failing() {
@@ -47,6 +49,11 @@ void expect_same_bits(const std::function<std::vector<at::Tensor>(Shared)>& fit)
   set_log_level(LogLevel::kQuiet);
   const auto executors = fit(failing());
   set_log_level(LogLevel::kInfo);
+  run_nodes(2, [&](int, const std::shared_ptr<Group>& group) {
+    const auto nodes = fit(std::make_shared<Nodes>(group, nullptr));
+    for (size_t i = 0; i < expected.size(); ++i)
+      EXPECT_TRUE(at::equal(nodes[i], expected[i])) << "tensor " << i << " on two nodes";
+  });
   for (size_t i = 0; i < expected.size(); ++i) {
     EXPECT_TRUE(at::equal(threads[i], expected[i])) << "tensor " << i << " on three threads";
     EXPECT_TRUE(at::equal(executors[i], expected[i])) << "tensor " << i << " on executors";
@@ -66,8 +73,8 @@ Mixture start_of(MixtureData& data, const at::Tensor& x, int64_t num, Covariance
 TEST(Mixture, IsTheSameBitsWhoeverComputes) {
   const at::Tensor x = normal({3 * kTableGrain / 2, 5}, 1);
   for (const Covariance covariance : {Covariance::kFull, Covariance::kDiagonal})
-    expect_same_bits([&](const Shared& runtime) -> std::vector<at::Tensor> {
-      MixtureData data(x, runtime);
+    expect_same_bits([&](const Shared& workers) -> std::vector<at::Tensor> {
+      MixtureData data(x, workers);
       const MixtureResult result = fit_mixture(data, start_of(data, x, 3, covariance), {.iterations = 4});
       return {result.mixture.means, result.mixture.covariances, result.labels, number(result.log_likelihood)};
     });
@@ -118,14 +125,14 @@ TEST(Mixture, RefusesWhatIsNone) {
 TEST(Regression, IsTheSameBitsWhoeverComputes) {
   const at::Tensor x = normal({3 * kTableGrain / 2, 6}, 1);
   const at::Tensor y = x.to(at::kDouble).sum(1) + normal({x.size(0)}, 2, at::kDouble);
-  expect_same_bits([&](const Shared& runtime) -> std::vector<at::Tensor> {
-    RegressionData data(x, y, runtime);
+  expect_same_bits([&](const Shared& workers) -> std::vector<at::Tensor> {
+    RegressionData data(x, y, workers);
     const LinearResult result = fit_linear(data);
     return {result.coefficients, number(result.intercept), number(result.rmse)};
   });
   for (const int64_t classes : {2, 3})
-    expect_same_bits([&](const Shared& runtime) -> std::vector<at::Tensor> {
-      RegressionData data(x, y.floor().to(at::kLong).remainder(classes), runtime);
+    expect_same_bits([&](const Shared& workers) -> std::vector<at::Tensor> {
+      RegressionData data(x, y.floor().to(at::kLong).remainder(classes), workers);
       const LogisticResult result = fit_logistic(data, classes, {.iterations = 5});
       return {result.coefficients, result.intercepts, number(result.loss), number(result.accuracy)};
     });
@@ -163,8 +170,8 @@ TEST(Regression, RefusesTargetsThatDoNotFit) {
 
 TEST(Principal, IsTheSameBitsWhoeverComputes) {
   const at::Tensor x = normal({3 * kTableGrain / 2, 12}, 1);
-  expect_same_bits([&](const Shared& runtime) -> std::vector<at::Tensor> {
-    const PrincipalResult result = fit_principal(TableData("pca", x, runtime), {.components = 3, .iterations = 4});
+  expect_same_bits([&](const Shared& workers) -> std::vector<at::Tensor> {
+    const PrincipalResult result = fit_principal(TableData("pca", x, workers), {.components = 3, .iterations = 4});
     return {result.directions, result.variances, result.shares};
   });
 }
@@ -182,8 +189,8 @@ TEST(Principal, OfRowsOnALineThereIsOneDirection) {
 
 TEST(MiniBatch, IsTheSameBitsWhoeverComputes) {
   const at::Tensor x = normal({20000, 5}, 1);
-  expect_same_bits([&](const Shared& runtime) -> std::vector<at::Tensor> {
-    KMeansData data(x, runtime);
+  expect_same_bits([&](const Shared& workers) -> std::vector<at::Tensor> {
+    KMeansData data(x, workers);
     const KMeansResult result =
         mini_batch(data, some_rows(x, 7), {.batch = 5 * kKMeansBatchGrain / 2, .iterations = 9});
     return {result.centres, result.labels, result.counts, number(result.inertia)};

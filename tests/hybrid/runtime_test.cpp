@@ -208,13 +208,27 @@ TEST(Runtime, KeepsSpeedsFromOneProcessToTheNext) {
 }
 
 TEST(Runtime, TellsItsExecutorsFromText) {
-  const auto list = parse_executors("cpu:2,cpu:16");
-  ASSERT_EQ(list.size(), 2U);
+  const auto list = parse_executors("cpu:2,cpu:16,cuda:3");
+  ASSERT_EQ(list.size(), 3U);
   EXPECT_EQ(list[0].threads, 2);
   EXPECT_EQ(list[1].threads, 16);
   EXPECT_EQ(list[1].ratio, 16);
-  for (const char* text : {"", "cpu", "cpu:", "cpu:0", "cpu:1,", ",cpu:1", "cpu:1x", "gpu:1", "cpu:-1", "2"})
+  EXPECT_EQ(list[2].device, c10::Device(c10::kCUDA, 3));
+  EXPECT_EQ(list[2].threads, 1);
+  for (const char* text : {"", "cpu", "cpu:", "cpu:0", "cpu:1,", ",cpu:1", "cpu:1x", "gpu:1", "cpu:-1", "2", "cuda",
+                           "cuda:", "cuda:-1", "cuda:1000"})
     EXPECT_THROW(parse_executors(text), UserError) << text;
+}
+
+TEST(Runtime, RefusesToVerifyAGpuByACpuAndAGpuThatIsNotThere) {
+  const auto mixed = parse_executors("cpu:1,cuda:0"), far = parse_executors("cuda:126");
+  try {
+    Runtime(mixed, {.scheduling = {.verify_every = 5}});
+    ADD_FAILURE() << "verifies";
+  } catch (const UserError& error) {
+    EXPECT_STREQ(error.what(), "hybrid: results of CPUs and GPUs differ by rounding, so they cannot verify each other");
+  }
+  EXPECT_THROW(Runtime(far, {}), UserError);
 }
 
 TEST(KMeans, HasTheSameBitsOnExecutorsThatFail) {

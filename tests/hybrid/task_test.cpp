@@ -1,4 +1,4 @@
-// The contract: shards, partials summed in shard order, tasks by name.
+// The contract: shards, partials summed along one tree, tasks by name.
 #include "dovetail/hybrid/task.h"
 
 #include <algorithm>
@@ -17,30 +17,63 @@ double value(int64_t i) { return std::pow(-1.1, static_cast<double>(i)) * 1e3; }
 
 Partial partial_of(int64_t i) { return {{at::tensor({value(i), 1.0}, at::kDouble)}, 2}; }
 
-TEST(OrderedSum, IsTheSumInShardOrderWhateverTheOrderOfArrival) {
+// The definition: halves of a block of a power of two; blocks one after another.
+double block_of(int64_t first, int64_t count) {
+  return count == 1 ? value(first) : block_of(first, count / 2) + block_of(first + count / 2, count / 2);
+}
+
+double tree_of(int64_t shards) {
+  double sum = 0;
+  int64_t first = 0;
+  for (int64_t count = 1 << 20; count > 0; count /= 2) {
+    if (first + count > shards) continue;
+    sum = first == 0 ? block_of(first, count) : sum + block_of(first, count);
+    first += count;
+  }
+  return sum;
+}
+
+TEST(TreeSum, IsTheSumOfOneTreeWhateverTheOrderOfArrival) {
   constexpr int64_t kShards = 60;
-  double expected = 0;
-  for (int64_t i = 0; i < kShards; ++i) expected += value(i);
   std::vector<int64_t> order(kShards);
   std::iota(order.begin(), order.end(), 0);
   for (unsigned seed = 0; seed < 5; ++seed) {
-    OrderedSum sum;
-    for (const int64_t i : order) sum.add(i, partial_of(i));
-    const Partial all = sum.take(kShards);
-    EXPECT_EQ(all.tensors[0][0].item<double>(), expected);
+    TreeSum sum;
+    for (const int64_t i : order) sum.add({.first = i, .partial = partial_of(i)});
+    const Partial all = sum_of(sum.take(0, kShards));
+    EXPECT_EQ(all.tensors[0][0].item<double>(), tree_of(kShards));
     EXPECT_EQ(all.tensors[0][1].item<double>(), kShards);
     EXPECT_EQ(all.weight, 2 * kShards);
     std::shuffle(order.begin(), order.end(), std::mt19937(seed));
   }
 }
 
-TEST(OrderedSum, RefusesASecondPartialOfAShardAndAMissingOne) {
-  OrderedSum sum;
-  sum.add(0, partial_of(0));
-  sum.add(2, partial_of(2));
-  EXPECT_THROW(sum.add(0, partial_of(0)), InternalError);
-  EXPECT_THROW(sum.add(2, partial_of(2)), InternalError);
-  EXPECT_THROW(sum.take(3), InternalError);
+TEST(TreeSum, IsTheSameSumWhereverPartsOfItMeet) {
+  constexpr int64_t kShards = 45;
+  for (int64_t cut = 0; cut <= kShards; ++cut) {
+    TreeSum whole;
+    for (const auto& [first, end] : {std::pair<int64_t, int64_t>(cut, kShards), {0, cut}}) {
+      TreeSum part;
+      for (int64_t i = first; i < end; ++i) part.add({.first = i, .partial = partial_of(i)});
+      std::vector<BlockSum> blocks = part.take(first, end - first);
+      EXPECT_LE(blocks.size(), 10U) << "more than twice the digits of 45";
+      for (BlockSum& block : blocks) whole.add(std::move(block));
+    }
+    EXPECT_EQ(sum_of(whole.take(0, kShards)).tensors[0][0].item<double>(), tree_of(kShards)) << cut;
+  }
+}
+
+TEST(TreeSum, RefusesASecondPartialOfAShardAndAMissingOne) {
+  TreeSum sum;
+  const auto add = [&](int64_t shard) { sum.add({.first = shard, .partial = partial_of(shard)}); };
+  for (const int64_t shard : {0, 2, 3, 5}) add(shard);
+  for (const int64_t shard : {0, 2, 3, 5}) EXPECT_THROW(add(shard), InternalError) << shard;
+  EXPECT_THROW(sum.take(0, 6), InternalError) << "without 1 and 4";
+  add(1);
+  add(4);
+  EXPECT_THROW(sum.take(0, 7), InternalError);
+  EXPECT_THROW(sum.take(0, 5), InternalError);
+  EXPECT_EQ(sum_of(sum.take(0, 6)).weight, 12);
 }
 
 TEST(ResidentData, IsCutIntoShardsThatCoverEachRowOnce) {
@@ -81,8 +114,7 @@ TEST(Task, RunsByNameWithTheSameBitsForAnyNumberOfThreads) {
   at::Tensor x = at::empty({100}, at::kDouble);
   for (int64_t i = 0; i < 100; ++i) x[i] = value(i);
   const ResidentData data({x});
-  double expected = 0;
-  for (int64_t i = 0; i < 100; ++i) expected += 2 * value(i);
+  const double expected = 2 * tree_of(100);
   for (const int threads : {1, 2, 3}) {
     const Threads now(threads);
     const Partial sum = run_task("test.sum", {at::scalar_tensor(2.0, at::kDouble)}, data.shards(1));

@@ -22,13 +22,13 @@ def launch(folder: Path, ranks: int, run: str, **settings) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def ranks_of(folder: Path, run: str) -> list[int]:
-    """Process ids of the ranks that train into `run`."""
+def processes_of(folder: Path, word: bytes) -> list[int]:
+    """Process ids of the ranks that run in `folder` with this word on their command line."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             words = (path / "cmdline").read_bytes().split(b"\0")
-            same = os.readlink(path / "cwd") == str(folder) and f"run.folder={run}".encode() in words
+            same = os.readlink(path / "cwd") == str(folder) and word in words
             if same and os.readlink(path / "exe") == os.path.realpath(BINARY):
                 found.append(int(path.name))
         except OSError:
@@ -43,7 +43,7 @@ def kill_a_rank_after_checkpoints(folder: Path, run: str, settings: dict, checkp
     )
     ranks: list[int] = []
     while process.poll() is None and len(list((folder / run / "checkpoints").glob("step-*"))) < checkpoints:
-        ranks = ranks_of(folder, run)
+        ranks = processes_of(folder, f"run.folder={run}".encode())
         time.sleep(0.002)
     with contextlib.suppress(ProcessLookupError):
         if len(ranks) == 2:

@@ -1,0 +1,213 @@
+#include "dovetail/hybrid/nodes.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+#include <torch/serialize.h>
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/rng.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/hybrid/partition.h"
+
+namespace dovetail::hybrid {
+namespace {
+
+/// Shards or rows [first, second).
+using Range = std::pair<int64_t, int64_t>;
+
+Range meet(Range a, Range b) {
+  const int64_t begin = std::max(a.first, b.first);
+  return {begin, std::max(begin, std::min(a.second, b.second))};
+}
+
+int64_t size_of(Range range) { return range.second - range.first; }
+
+Range range_of(const std::vector<int64_t>& bounds, size_t node) { return {bounds[node], bounds[node + 1]}; }
+
+std::vector<int64_t> bounds_of(const std::vector<int64_t>& shares) {
+  std::vector<int64_t> bounds = {0};
+  for (const int64_t share : shares) bounds.push_back(bounds.back() + share);
+  return bounds;
+}
+
+Shard all_of(const std::vector<Shard>& shards) {
+  Shard all = shards[0];
+  all.size = shards.back().begin + shards.back().size - all.begin;
+  return all;
+}
+
+/// What a node tells the others about its part of a job.
+struct Told {
+  std::string failure;  ///< empty: none
+  int64_t digest = 0;   ///< of the job
+  double seconds = 0;
+  std::vector<BlockSum> blocks;
+};
+
+std::string pack(const Told& told) {
+  c10::List<at::Tensor> tensors;
+  std::vector<int64_t> places;
+  for (const BlockSum& block : told.blocks) {
+    places.insert(places.end(), {block.first, block.count, std::bit_cast<int64_t>(block.partial.weight)});
+    for (const at::Tensor& tensor : block.partial.tensors) tensors.push_back(tensor.contiguous());
+  }
+  const std::vector<char> bytes = torch::pickle_save(
+      c10::ivalue::Tuple::create(told.failure, told.digest, told.seconds, std::move(places), std::move(tensors)));
+  return {bytes.begin(), bytes.end()};
+}
+
+Told unpack(const std::string& bytes) {
+  const auto fields = torch::pickle_load({bytes.begin(), bytes.end()}).toTuple()->elements().vec();
+  Told told{.failure = fields[0].toStringRef(), .digest = fields[1].toInt(), .seconds = fields[2].toDouble()};
+  const std::vector<int64_t> places = fields[3].toIntVector();
+  const std::vector<at::Tensor> tensors = fields[4].toTensorVector();
+  const size_t blocks = places.size() / 3;
+  for (size_t b = 0; b < blocks; ++b) {
+    const size_t each = tensors.size() / blocks;
+    const auto first = tensors.begin() + static_cast<std::ptrdiff_t>(b * each);
+    told.blocks.push_back({.first = places[3 * b],
+                           .count = places[3 * b + 1],
+                           .partial = {.tensors = {first, first + static_cast<std::ptrdiff_t>(each)},
+                                       .weight = std::bit_cast<double>(places[3 * b + 2])}});
+  }
+  return told;
+}
+
+}  // namespace
+
+Nodes::Nodes(std::shared_ptr<Group> group, std::shared_ptr<Runtime> executors)
+    : group_(std::move(group)), executors_(std::move(executors)), reports_(static_cast<size_t>(group_->size())) {}
+
+Nodes::Bounds Nodes::bounds_for(const std::string& key, int64_t shards) {
+  const auto nodes = static_cast<int64_t>(reports_.size());
+  std::vector<int64_t>& shares = shares_[key];
+  if (std::accumulate(shares.begin(), shares.end(), int64_t{0}) != shards) {
+    shares.assign(reports_.size(), shards / nodes);
+    for (int64_t r = 0; r < shards % nodes; ++r) ++shares[static_cast<size_t>(r)];
+  }
+  const std::vector<SpeedHistory>& speeds = speeds_[key];
+  if (speeds.empty()) return bounds_of(shares);
+  // A node without any shard would no longer be measured.
+  std::vector<DeviceCost> costs;
+  for (const SpeedHistory& history : speeds) {
+    if (!history.speed()) return bounds_of(shares);
+    costs.push_back({.row_s = history.speed()->row_s, .min_rows = shards >= nodes ? 1 : 0});
+  }
+  shares = move_shares(shares, shards, costs, 1, kHysteresis);
+  return bounds_of(shares);
+}
+
+/// This node's part, as the others are told.
+std::string Nodes::compute(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards,
+                           const Bounds& bounds) {
+  const auto [begin, end] = range_of(bounds, static_cast<size_t>(group_->rank()));
+  const std::vector<Shard> mine(shards.begin() + begin, shards.begin() + end);
+  Told told{.failure = {},
+            .digest = std::bit_cast<int64_t>(digest_of(parameters) ^ name_key(job_key(task, parameters, shards)))};
+  const double start = now_seconds();
+  try {
+    told.blocks = executors_ ? executors_->run_blocks(task, parameters, mine, begin)
+                             : run_task_blocks(task, parameters, mine, begin);
+  } catch (const std::exception& error) {
+    told.failure = error.what();
+    if (told.failure.empty()) told.failure = "an exception without a message";
+  }
+  told.seconds = now_seconds() - start;
+  return pack(told);
+}
+
+Partial Nodes::merge(const std::string& task, const std::string& key, const Bounds& bounds,
+                     const std::vector<std::string>& sent) {
+  std::vector<Told> told;
+  for (const std::string& bytes : sent) told.push_back(unpack(bytes));
+  for (size_t r = 0; r < told.size(); ++r)
+    if (!told[r].failure.empty()) throw CommError(fmt::format("{} failed on node {}: {}", task, r, told[r].failure));
+  for (size_t r = 1; r < told.size(); ++r)
+    if (told[r].digest != told[0].digest)
+      throw CommError(fmt::format(
+          "nodes 0 and {} run different jobs: their parameters of {} differ. Give all nodes the same data, options and "
+          "version of dovetail",
+          r, task));
+  std::vector<SpeedHistory>& speeds = speeds_[key];
+  speeds.resize(told.size());
+  TreeSum sum;
+  for (size_t r = 0; r < told.size(); ++r) {
+    if (const int64_t shards = size_of(range_of(bounds, r)); shards > 0)
+      speeds[r].add(1, std::max(told[r].seconds, 1e-9) / static_cast<double>(shards));
+    reports_[r].seconds += told[r].seconds;
+    for (BlockSum& block : told[r].blocks) sum.add(std::move(block));
+  }
+  return sum_of(sum.take(0, bounds.back()));
+}
+
+Partial Nodes::run(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards) {
+  DOVETAIL_CHECK(!shards.empty(), "task {} on no shards", task);
+  const std::string key = job_key(task, parameters, shards);
+  const Bounds bounds = bounds_for(key, std::ssize(shards));
+  const Shard all = all_of(shards);
+  Bounds rows;
+  for (const int64_t place : bounds)
+    rows.push_back(place < std::ssize(shards) ? shards[static_cast<size_t>(place)].begin - all.begin : all.size);
+  bring_rows(all, rows);
+  Partial sum = merge(task, key, bounds, all_gather_bytes(*group_, compute(task, parameters, shards, bounds)));
+  for (size_t r = 0; r < reports_.size(); ++r) reports_[r].rows += size_of(range_of(rows, r));
+  for (const size_t index : find_task(task, all.location.type()).writes) written_[{all.data, index}] = rows;
+  return sum;
+}
+
+/// Rows of a tensor of the data that lie on nodes `from` come to node r so that it has all of to[r].
+void Nodes::move_rows(const Shard& all, size_t index, const Bounds& from, const std::vector<Range>& to) {
+  const auto me = static_cast<size_t>(group_->rank());
+  const at::Tensor before = rows_of(all, index);
+  std::vector<int64_t> send, receive;
+  std::vector<at::Tensor> parts;
+  for (size_t r = 0; r < to.size(); ++r) {
+    reports_[r].moved += size_of(to[r]) - size_of(meet(range_of(from, r), to[r]));
+    const Range out = meet(range_of(from, me), to[r]);
+    send.push_back(r == me ? 0 : size_of(out));
+    receive.push_back(r == me ? 0 : size_of(meet(range_of(from, r), to[me])));
+    if (send.back() > 0) parts.push_back(before.narrow(0, out.first, send.back()));
+  }
+  std::vector<int64_t> shape = before.sizes().vec();
+  shape[0] = std::accumulate(receive.begin(), receive.end(), int64_t{0});
+  const at::Tensor output = at::empty(shape, before.options());
+  group_->all_to_all_async(output, parts.empty() ? before.narrow(0, 0, 0) : at::cat(parts), receive, send)->wait();
+  if (shape[0] == 0) return;
+  // Nobody writes into a tensor that a late thread may still read.
+  const at::Tensor after = before.clone();
+  int64_t next = 0;
+  for (size_t r = 0; r < to.size(); ++r) {
+    after.narrow(0, meet(range_of(from, r), to[me]).first, receive[r]).copy_(output.narrow(0, next, receive[r]));
+    next += receive[r];
+  }
+  put_rows(all, index, after);
+}
+
+/// To every node the rows within `bounds` of all tensors that tasks have written.
+void Nodes::bring_rows(const Shard& all, const Bounds& bounds) {
+  std::vector<Range> to;
+  for (size_t r = 0; r < reports_.size(); ++r) to.push_back(range_of(bounds, r));
+  for (auto place = written_.lower_bound({all.data, 0}); place != written_.end() && place->first.first == all.data;
+       ++place) {
+    if (place->second == bounds) continue;
+    move_rows(all, place->first.second, place->second, to);
+    place->second = bounds;
+  }
+}
+
+at::Tensor Nodes::rows(const ResidentData& data, size_t index) {
+  if (const auto place = written_.find({data.id(), index}); place != written_.end()) {
+    const Shard all = data.shards(data.tensor(index).size(0))[0];
+    move_rows(all, index, place->second, std::vector<Range>(reports_.size(), {0, all.size}));
+    written_.erase(place);
+  }
+  return data.tensor(index);
+}
+
+}  // namespace dovetail::hybrid

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dovetail/comm/group.h"
+#include "dovetail/hybrid/runtime.h"
+#include "dovetail/hybrid/speed.h"
+#include "dovetail/hybrid/workers.h"
+
+namespace dovetail::hybrid {
+
+/// Several nodes, each a process, that share every job: a node computes a range of its shards, on executors of its own,
+/// and sends what they add up to, a few blocks of a TreeSum, to all others. The sum is the same bits as run_task gives,
+/// for any number of nodes and wherever their ranges meet.
+///
+/// All nodes have all rows and make the same calls in the same order; each makes the next parameters of the same sums
+/// by itself, so nothing else is published. Their parameters are compared by a digest: nodes with other data, or
+/// another version, end with an error.
+///
+/// Ranges follow the times that nodes took for their shards of late, exchanged with the sums: they are equal at first,
+/// and move when all would then be done sooner by more than kHysteresis. Rows that tasks write lie on the node that
+/// wrote them, and go to another one when it is about to compute on them, or when `rows` asks for all.
+class Nodes : public Workers {
+ public:
+  static constexpr double kHysteresis = 0.05;
+
+  /// Without executors a node has this process' threads.
+  Nodes(std::shared_ptr<Group> group, std::shared_ptr<Runtime> executors);
+
+  /// Where a task throws on a node, and where nodes differ, all throw CommError that names them; also where one dies.
+  Partial run(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards) override;
+  at::Tensor rows(const ResidentData& data, size_t index) override;
+
+  struct Report {
+    int64_t rows = 0;    ///< that the node computed so far
+    double seconds = 0;  ///< that it took for them, without waiting for others
+    int64_t moved = 0;   ///< rows of one tensor that it got from others
+  };
+  /// Of each node.
+  const std::vector<Report>& report() const { return reports_; }
+  Group& group() { return *group_; }
+  Runtime* executors() { return executors_.get(); }
+
+ private:
+  /// Node r has [bounds[r], bounds[r + 1]).
+  using Bounds = std::vector<int64_t>;
+  struct Sent;
+
+  Bounds bounds_for(const std::string& key, int64_t shards);
+  std::string compute(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards,
+                      const Bounds& bounds);
+  Partial merge(const std::string& task, const std::string& key, const Bounds& bounds,
+                const std::vector<std::string>& sent);
+  void move_rows(const Shard& all, size_t index, const Bounds& from,
+                 const std::vector<std::pair<int64_t, int64_t>>& to);
+  void bring_rows(const Shard& all, const Bounds& bounds);
+
+  std::shared_ptr<Group> group_;
+  std::shared_ptr<Runtime> executors_;
+  std::vector<Report> reports_;
+  std::map<std::string, std::vector<SpeedHistory>> speeds_;  ///< by job_key, of each node: seconds of a shard
+  std::map<std::string, std::vector<int64_t>> shares_;       ///< by job_key, of each node: shards
+  std::map<std::pair<int64_t, size_t>, Bounds> written_;     ///< by data and tensor: rows that only their node has
+};
+
+}  // namespace dovetail::hybrid

@@ -1,0 +1,59 @@
+// The tasks that GPUs run are composed of ATen's operations, which any device has: here on the CPU, beside its own
+// tasks.
+#include <ATen/ATen.h>
+
+#include "dovetail/hybrid/task.h"
+#include "tests/hybrid/testing.h"
+
+namespace dovetail::hybrid::testing {
+namespace {
+
+/// Resident rows with labels and squares of some centres before.
+struct Rows {
+  explicit Rows(const at::Tensor& x)
+      : data({x, at::empty({x.size(0)}, at::kFloat), at::zeros({x.size(0)}, at::kInt),
+              at::full({x.size(0)}, 1e30, at::kDouble)}) {}
+  Partial run(const std::string& task, c10::DeviceType kind, const Parameters& parameters) const {
+    return find_task(task, kind).run(parameters, data.shards(1 << 20)[0]);
+  }
+
+  ResidentData data;
+};
+
+TEST(KMeansComposed, TasksAreThoseOfTheCpu) {
+  const at::Tensor x = raw_features(3000, 7, 12, 3), shift = x.mean(0);
+  const at::Tensor centres = some_rows(x, 12), points = some_rows(x, 3);
+  const Rows ours(x), theirs(x);
+  const std::vector<std::pair<std::string, Parameters>> jobs = {{"kmeans.norms", {shift}},
+                                                                {"kmeans.assign", {centres, shift}},
+                                                                {"kmeans.distances", {centres}},
+                                                                {"kmeans.potentials", {points}},
+                                                                {"kmeans.include", {points}}};
+  for (const auto& [task, parameters] : jobs) {
+    SCOPED_TRACE(task);
+    EXPECT_EQ(find_task(task, at::kCUDA).writes, find_task(task, at::kCPU).writes);
+    const Partial composed = ours.run(task, at::kCUDA, parameters), expected = theirs.run(task, at::kCPU, parameters);
+    EXPECT_EQ(composed.weight, expected.weight);
+    ASSERT_EQ(composed.tensors.size(), expected.tensors.size());
+    for (size_t i = 0; i < expected.tensors.size(); ++i) {
+      ASSERT_EQ(composed.tensors[i].scalar_type(), expected.tensors[i].scalar_type());
+      expect_close(composed.tensors[i], expected.tensors[i], 1e-12);
+    }
+    EXPECT_TRUE(at::equal(ours.data.tensor(KMeansData::kLabels), theirs.data.tensor(KMeansData::kLabels)));
+    expect_close(ours.data.tensor(KMeansData::kSquares), theirs.data.tensor(KMeansData::kSquares), 1e-12);
+    // Of the CPU's tasks: at least the norm, at most some ulp above.
+    expect_close(ours.data.tensor(KMeansData::kNorms), theirs.data.tensor(KMeansData::kNorms), 1e-6);
+  }
+}
+
+TEST(KMeansComposed, BatchesAreThoseOfTheCpu) {
+  const at::Tensor x = raw_features(500, 5, 4, 3), shift = x.mean(0), centres = some_rows(x, 4);
+  const ResidentData batch({at::arange(0, 500, 3, at::kLong)}, 0, {x});
+  const Shard all = batch.shards(500)[0];
+  const Partial composed = find_task("kmeans.batch", at::kCUDA).run({centres, shift}, all);
+  const Partial expected = find_task("kmeans.batch", at::kCPU).run({centres, shift}, all);
+  for (size_t i = 0; i < 3; ++i) expect_close(composed.tensors[i], expected.tensors[i], 1e-12);
+}
+
+}  // namespace
+}  // namespace dovetail::hybrid::testing

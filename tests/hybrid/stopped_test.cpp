@@ -1,0 +1,135 @@
+// A run that was stopped after any of its iterations, and goes on from the state that this one reported, ends with the
+// bits of a run that was not.
+#include <ATen/ATen.h>
+
+#include "dovetail/hybrid/kmeans_batch.h"
+#include "dovetail/hybrid/mixture.h"
+#include "dovetail/hybrid/principal.h"
+#include "dovetail/hybrid/regression.h"
+#include "tests/hybrid/testing.h"
+
+namespace dovetail::hybrid::testing {
+namespace {
+
+using State = std::vector<at::Tensor>;
+
+struct Course {
+  std::vector<at::Tensor> result;
+  std::vector<State> states;
+};
+
+/// `run` goes on from a state, or starts where it is empty. Each of the first `iterations` - 1 has a state.
+template <class Fit>
+void expect_to_go_on(int64_t iterations, const Fit& run) {
+  const Course whole = run(State());
+  ASSERT_EQ(std::ssize(whole.states), iterations);
+  EXPECT_TRUE(whole.states.back().empty()) << "there is nothing to go on with";
+  for (int64_t done = 1; done < iterations; ++done) {
+    const State& state = whole.states[static_cast<size_t>(done - 1)];
+    ASSERT_FALSE(state.empty()) << "after " << done;
+    const Course rest = run(state);
+    EXPECT_EQ(std::ssize(rest.states), iterations - done);
+    for (size_t i = 0; i < whole.result.size(); ++i)
+      EXPECT_TRUE(at::equal(rest.result[i], whole.result[i])) << "tensor " << i << " after " << done;
+  }
+}
+
+at::Tensor number(double value) { return at::scalar_tensor(value, at::kDouble); }
+
+TEST(Stopped, LloydGoesOnUntilNoLabelChanges) {
+  const at::Tensor x = raw_features(900, 3, 6, 2);
+  at::Tensor start = some_rows(x, 6);
+  start[2].fill_(1e9);  // without rows: it moves
+  int64_t iterations = 0;
+  KMeansData counted(x);
+  iterations = lloyd(counted, start, {.tolerance = 0}).iterations;
+  ASSERT_GT(iterations, 3);
+  std::vector<int64_t> changed;
+  expect_to_go_on(iterations, [&](const State& state) {
+    KMeansData data(x);
+    Course run;
+    const KMeansResult result = lloyd(data, start, {.tolerance = 0, .state = state}, [&](const LloydIteration& line) {
+      run.states.push_back(line.state);
+      if (state.empty()) changed.push_back(*line.changed);
+      if (!state.empty()) {
+        EXPECT_EQ(*line.changed, changed.at(static_cast<size_t>(line.iteration - 1)));
+      }
+    });
+    EXPECT_TRUE(result.converged);
+    run.result = {result.centres, result.labels, result.counts, number(result.inertia)};
+    return run;
+  });
+}
+
+TEST(Stopped, MiniBatchesGoOnUntilPatienceIsOver) {
+  const at::Tensor x = raw_features(2000, 3, 6, 2);
+  const auto fit = [&](const State& state) {
+    KMeansData data(x);
+    Course run;
+    const KMeansResult result =
+        mini_batch(data, some_rows(x, 6), {.batch = 300, .iterations = 100, .patience = 4, .state = state},
+                   [&](const LloydIteration& line) { run.states.push_back(line.state); });
+    EXPECT_TRUE(result.converged);
+    run.result = {result.centres, result.labels, result.counts, number(result.inertia)};
+    return run;
+  };
+  const auto iterations = std::ssize(fit({}).states);
+  ASSERT_GT(iterations, 5);
+  expect_to_go_on(iterations, fit);
+}
+
+TEST(Stopped, AMixtureGoesOnWithoutItsStart) {
+  const at::Tensor x = normal({900, 3}, 1) + 2 * (at::arange(900) % 2).unsqueeze(1);
+  const at::Tensor labels = (at::arange(900, at::kInt) % 3).to(at::kInt);
+  const auto fit = [&](const State& state) {
+    MixtureData data(x.contiguous());
+    const Mixture start = state.empty() ? data.of_labels(labels, some_rows(x, 3), Covariance::kFull, 1e-3) : Mixture();
+    Course run;
+    const MixtureResult result = fit_mixture(data, start, {.tolerance = 1e-4, .state = state},
+                                             [&](const MixtureIteration& line) { run.states.push_back(line.state); });
+    EXPECT_TRUE(result.converged);
+    run.result = {result.mixture.weights, result.mixture.means, result.mixture.covariances, result.labels,
+                  number(result.log_likelihood)};
+    return run;
+  };
+  const auto iterations = std::ssize(fit({}).states);
+  ASSERT_GT(iterations, 2);
+  expect_to_go_on(iterations, fit);
+}
+
+TEST(Stopped, PrincipalComponentsGoOn) {
+  const at::Tensor x = normal({600, 20}, 1);
+  const TableData data("pca", x, nullptr);
+  const auto fit = [&](const State& state) {
+    Course run;
+    const PrincipalResult result =
+        fit_principal(data, {.components = 3, .tolerance = 1e-3, .state = state},
+                      [&](const PrincipalIteration& line) { run.states.push_back(line.state); });
+    EXPECT_TRUE(result.converged);
+    run.result = {result.directions, result.variances};
+    return run;
+  };
+  const auto iterations = std::ssize(fit({}).states);
+  ASSERT_GT(iterations, 2);
+  expect_to_go_on(iterations, fit);
+}
+
+TEST(Stopped, LogisticRegressionGoesOnWithItsPairs) {
+  const at::Tensor x = normal({500, 4}, 1);
+  const at::Tensor y = (x.select(1, 0) + normal({500}, 2)).floor().to(at::kLong).clamp(-1, 1) + 1;
+  const auto fit = [&](const State& state) {
+    RegressionData data(x, y);
+    Course run;
+    const LogisticResult result = fit_logistic(
+        data, 3, {.state = state}, [&](const LogisticIteration& line) { run.states.push_back(line.state); });
+    EXPECT_TRUE(result.converged);
+    run.result = {result.coefficients, result.intercepts, number(result.loss)};
+    return run;
+  };
+  const auto iterations = std::ssize(fit({}).states);
+  ASSERT_GT(iterations, 4);
+  expect_to_go_on(iterations, fit);
+}
+
+}  // namespace
+}  // namespace dovetail::hybrid::testing
