@@ -3,10 +3,13 @@
 import itertools
 import json
 import os
+import subprocess
+import time
 
 import numpy as np
 import pytest
 from cli import dovetail, dovetail_json
+from tiny_run import BINARY
 
 sklearn_cluster = pytest.importorskip("sklearn.cluster")
 pa = pytest.importorskip("pyarrow")
@@ -147,6 +150,32 @@ def test_mini_batches_come_near_and_are_the_same_bits_on_executors(tmp_path):
         (["--patience", 3], "--patience is about mini-batches"),
     ]:
         assert message in dovetail(*table, *more, folder=tmp_path, code=2).stderr
+
+
+def killed_after_a_state(words, folder):
+    """Starts a job and kills it once it has saved where it stands; False where it was over before."""
+    process = subprocess.Popen([BINARY, *map(str, words)], cwd=folder, stdout=subprocess.DEVNULL)
+    state = folder / "run/state.safetensors"
+    while process.poll() is None and not state.exists():
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    return state.exists()
+
+
+def test_a_job_that_was_killed_goes_on(tmp_path):
+    np.save(tmp_path / "x.npy", clouds(rows=50_000, columns=16, k=40))
+    words = ["kmeans", "--data", "x.npy", "--k", 60, "--init", "first", "--tolerance", 0, "--iterations", 60]
+    whole = dovetail_json(*words, "--out", "whole", folder=tmp_path)
+    for change in ["none", "options", "fresh"]:
+        assert any(killed_after_a_state([*words, "--out", "run"], tmp_path) for _ in range(5))
+        again = {"none": words, "options": [*words, "--seed", 1], "fresh": [*words, "--fresh"]}[change]
+        stderr = dovetail(*again, "--out", "run", folder=tmp_path).stderr
+        assert ("going on after iteration" in stderr) == (change == "none")
+        assert ("of other options or another table: starting over" in stderr) == (change == "options")
+        assert (tmp_path / "whole/centres.csv").read_bytes() == (tmp_path / "run/centres.csv").read_bytes()
+        assert len((tmp_path / "run/iterations.jsonl").read_text().splitlines()) == whole["iterations"]
+        assert not (tmp_path / "run/state.safetensors").exists()
 
 
 @pytest.mark.parametrize(
