@@ -126,16 +126,22 @@ struct RowsByLabel {
   int64_t count[kFewCentres];
 };
 
-/// Memory that will be read next, asked for line by line, half of it while rows are labelled and half while they are
-/// added: all at once would fill the buffers of the memory's requests and stop the arithmetic.
+/// Memory that will be read next, asked for line by line, most of it while rows are labelled and the rest while they
+/// are added: all at once would fill the buffers of the memory's requests and stop the arithmetic. What was not asked
+/// for costs twice its time, since nothing else is done while it comes.
 struct ReadAhead {
-  const float* at;
+  const float *at, *end;
   HWY_INLINE void ask(int lines) {
 #pragma GCC unroll 4
     for (int i = 0; i < lines; ++i, at += kLineFloats) prefetch_to_second_level(at);
   }
+  /// Lines to ask for with each of `rows` rows so that all are.
+  int lines_for_each(int64_t rows) const {
+    const int64_t left = (end - at + kLineFloats - 1) / kLineFloats;
+    return static_cast<int>(std::max<int64_t>(0, (left + rows - 1) / rows));
+  }
 };
-constexpr int kLabelLines = kLanes >= 16 ? 2 : 1;
+constexpr int kLabelLines = kLanes >= 16 ? 3 : 1;
 
 /// v's halves added, then w's.
 HWY_INLINE FloatVector fold_halves(FloatVector v, FloatVector w) {
@@ -223,7 +229,7 @@ HWY_INLINE Nearest nearest_of_few(const AssignProblem& p, const Centres& centres
     const FewSums<kCentres> sums = few_products<kCentres>(row, p.dim, centres, ahead);
 #pragma GCC unroll 8
     for (int c = 0; c < kCentres; ++c) quarter[c][q] = fold_blocks(sums.v[c]);
-    ahead.ask(kLabelLines + 1);
+    ahead.ask(kLabelLines);
   }
   // Lane 4 b + q has row kBlocks q + b: rows are read in their order, which the memory foresees.
   HWY_ALIGN int32_t lane_of_row[kLanes];

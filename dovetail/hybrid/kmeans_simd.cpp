@@ -101,12 +101,14 @@ int64_t assign_to_few(const AssignProblem& p) {
     const int64_t count = std::min(block, p.rows - begin);
     const float* x = p.x + begin * p.dim;
     std::fill_n(by_label.count, p.num_centres, 0);
-    ReadAhead ahead{x + block * p.dim};
+    ReadAhead ahead{x + block * p.dim, x + 2 * block * p.dim};
     for (int64_t i = 0; i < count; i += kLanes)
       changed += label_rows(p, centres, begin + i, std::min(kLanes, count - i), i, by_label, ahead);
+    const int lines = ahead.lines_for_each(count);
     for (int64_t c = 0; c < p.num_centres; ++c) {
       p.counts[c] += by_label.count[c];
-      add_run(x, p.dim, by_label.row[c], by_label.count[c], p.sums + c * p.sums_stride, [&] HWY_ATTR { ahead.ask(2); });
+      add_run(x, p.dim, by_label.row[c], by_label.count[c], p.sums + c * p.sums_stride,
+              [&] HWY_ATTR { ahead.ask(lines); });
     }
   }
   return changed;

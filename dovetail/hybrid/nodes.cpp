@@ -125,6 +125,7 @@ std::string Nodes::compute(const std::string& task, const Parameters& parameters
 Partial Nodes::merge(const std::string& task, const std::string& key, const Bounds& bounds,
                      const std::vector<std::string>& sent) {
   std::vector<Told> told;
+  told.reserve(sent.size());
   for (const std::string& bytes : sent) told.push_back(unpack(bytes));
   for (size_t r = 0; r < told.size(); ++r)
     if (!told[r].failure.empty()) throw CommError(fmt::format("{} failed on node {}: {}", task, r, told[r].failure));

@@ -78,6 +78,27 @@ TEST(Nodes, ShareByTheirSpeedAndRowsFollow) {
   });
 }
 
+Partial read_state(const Parameters&, const Shard& shard) {
+  return {{rows_of(shard, 1).sum()}, static_cast<double>(shard.size)};
+}
+const TaskRegistration kReadState("test.read_state", at::kCPU, read_state);
+
+TEST(Nodes, BringRowsOnceWhereverTheyAreRead) {
+  constexpr int64_t kRows = 280;
+  Numbers alone(kRows);
+  run_task("test.advance", {factor(0)}, alone.shards());
+  const double expected = run_task("test.read_state", {}, alone.shards()).tensors[0].item<double>();
+  run_nodes(2, [&](int node, const std::shared_ptr<Group>& group) {
+    Nodes ours(group, pausing(node == 0 ? 0.004 : 0.001));
+    Numbers numbers(kRows);
+    ours.run("test.advance", {factor(0)}, numbers.shards());  // of unknown speeds: a half each
+    for (int i = 0; i < 5; ++i)
+      EXPECT_EQ(ours.run("test.read_state", {}, numbers.shards()).tensors[0].item<double>(), expected);
+    EXPECT_GT(ours.report()[1].moved, 0);
+    EXPECT_LE(ours.report()[1].moved, kRows / 2) << "rows came more than once";
+  });
+}
+
 Partial fail_in_the_second_half(const Parameters&, const Shard& shard) {
   if (shard.begin >= 140) throw UserError("row 140 is bad");
   return {{at::scalar_tensor(1.0)}, 1};

@@ -160,12 +160,13 @@ TEST(Runtime, NamesTheExecutorWhoseResultsAreWrong) {
   set_log_level(LogLevel::kInfo);
 }
 
-std::atomic<int> g_threads_inside, g_processors_inside;
+std::atomic<int> g_threads_inside, g_processors_inside, g_processor;
 Partial look_around(const Parameters&, const Shard& shard) {
   g_threads_inside = std::max(g_threads_inside.load(), at::get_num_threads());
   cpu_set_t set;
   ::sched_getaffinity(0, sizeof(set), &set);
   g_processors_inside = std::max(g_processors_inside.load(), CPU_COUNT(&set));
+  g_processor = ::sched_getcpu();
   return {{at::scalar_tensor(1.0)}, static_cast<double>(shard.size)};
 }
 const TaskRegistration kLook("test.look_around", at::kCPU, look_around);
@@ -177,8 +178,19 @@ TEST(Runtime, ComputesEachShardOnOneThreadBoundToOneProcessor) {
   runtime.run("test.look_around", {}, numbers.shards());
   EXPECT_EQ(g_threads_inside, 1);
   EXPECT_EQ(g_processors_inside, 1);
-  const auto processors = static_cast<int64_t>(usable_processors().size());
-  EXPECT_THROW(Runtime(executors({processors, 1})), UserError);
+  const std::vector<int> processors = usable_processors();
+  EXPECT_THROW(Runtime(executors({std::ssize(processors), 1})), UserError);
+}
+
+TEST(Runtime, LeavesTheFirstProcessorsToOtherProcesses) {
+  const std::vector<int> processors = usable_processors();
+  Numbers numbers(70);
+  for (int64_t first = 0; first < std::ssize(processors); ++first) {
+    Runtime runtime(executors({1}), {.first_processor = first});
+    runtime.run("test.look_around", {}, numbers.shards());
+    EXPECT_EQ(g_processor, processors[static_cast<size_t>(first)]);
+  }
+  EXPECT_THROW(Runtime(executors({1}), {.first_processor = std::ssize(processors)}), UserError);
 }
 
 TEST(Runtime, KeepsSpeedsFromOneProcessToTheNext) {
