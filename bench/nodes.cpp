@@ -14,6 +14,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <barrier>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -31,37 +32,57 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 constexpr double kTogether = 0.93;
+constexpr int kLearning = 6;  ///< rounds before those that count: shares settle
 
 struct Options {
   int64_t rows = 819200, factor = 3;
-  int rounds = 9;
+  int rounds = 12;
+  std::vector<int64_t> clusters = {64, 5, 1024};
   std::string out;
 };
 
-/// One driver for each of some workers, all on the same rows.
-struct Side {
-  Side(std::string side, const at::Tensor& x, std::vector<std::shared_ptr<Workers>> workers)
-      : name(std::move(side)), data(workers.size()) {
-    on_each([&](size_t node) { data[node] = std::make_unique<KMeansData>(x, workers[node]); });
+/// A driver for each of some workers, all on the same rows, each on a thread of its own.
+class Side {
+ public:
+  Side(std::string side, const at::Tensor& x, const std::vector<std::shared_ptr<Workers>>& workers)
+      : name(std::move(side)), begin_(std::ssize(workers) + 1), end_(std::ssize(workers) + 1) {
+    for (size_t node = 0; node < workers.size(); ++node)
+      threads_.emplace_back([this, x, node, mine = workers[node]] { drive(x, node, mine); });
   }
-
-  void on_each(const std::function<void(size_t)>& work) {
-    std::vector<std::jthread> threads;
-    for (size_t node = 0; node < data.size(); ++node) threads.emplace_back(work, node);
+  ~Side() {
+    centres_ = at::Tensor();
+    begin_.arrive_and_wait();
   }
+  Side(const Side&) = delete;
+  Side& operator=(const Side&) = delete;
 
-  /// Seconds of an iteration; `sums` become those of its first node.
-  double iterate(const at::Tensor& centres, Partial& sums) {
+  /// Seconds of an iteration, until all drivers have its sums.
+  double iterate(const at::Tensor& centres) {
+    centres_ = centres;
     const double begin = now_seconds();
-    on_each([&](size_t node) {
-      Partial partial = data[node]->assign(centres);
-      if (node == 0) sums = std::move(partial);
-    });
+    begin_.arrive_and_wait();
+    end_.arrive_and_wait();
     return now_seconds() - begin;
   }
 
-  std::string name;
-  std::vector<std::unique_ptr<KMeansData>> data;
+  const std::string name;
+  Partial sums;  ///< of the first driver's last iteration
+
+ private:
+  void drive(const at::Tensor& x, size_t node, const std::shared_ptr<Workers>& workers) {
+    KMeansData data(x, workers);
+    for (;;) {
+      begin_.arrive_and_wait();
+      if (!centres_.defined()) return;
+      Partial partial = data.assign(centres_);
+      if (node == 0) sums = std::move(partial);
+      end_.arrive_and_wait();
+    }
+  }
+
+  at::Tensor centres_;  ///< of the iteration; none: it is over
+  std::barrier<> begin_, end_;
+  std::vector<std::jthread> threads_;
 };
 
 struct Measured {
@@ -70,18 +91,22 @@ struct Measured {
   bool same = true;
 };
 
-Measured measure(std::array<Side, 4>& sides, const at::Tensor& x, int64_t k, const Options& options) {
+Measured measure(std::array<Side, 4>& sides, const Nodes& node, const at::Tensor& x, int64_t k,
+                 const Options& options) {
   const at::Tensor centres = x.slice(0, 0, k).to(at::kDouble);
   std::array<double, 4> best;
   best.fill(std::numeric_limits<double>::infinity());
   Measured measured;
-  for (int round = -3; round < options.rounds; ++round) {
-    std::array<Partial, 4> sums;
+  const int64_t before = node.report()[1].rows;
+  int64_t last = 0;
+  for (int round = -kLearning; round < options.rounds; ++round) {
+    last = node.report()[1].rows;
     for (size_t i = 0; i < sides.size(); ++i) {
-      const double seconds = sides[i].iterate(centres, sums[i]);
+      const double seconds = sides[i].iterate(centres);
       if (round >= 0) best[i] = std::min(best[i], seconds);
     }
-    for (const Partial& other : sums) measured.same &= at::equal(other.tensors[0], sums[0].tensors[0]);
+    for (const Side& other : sides)
+      measured.same = measured.same && at::equal(other.sums.tensors[0], sides[0].sums.tensors[0]);
   }
   const double alone = 1 / best[0] + 1 / best[1];
   measured.nodes_of_sum = 1 / best[3] / alone;
@@ -89,6 +114,10 @@ Measured measure(std::array<Side, 4>& sides, const at::Tensor& x, int64_t k, con
   for (size_t i = 0; i < sides.size(); ++i)
     fmt::print("  {:34}{:9.2f} ms an iteration, {:.3f} of the sum of both alone\n", sides[i].name, 1e3 * best[i],
                1 / best[i] / alone);
+  fmt::print("  node B has {:.1f} % of the rows in the last iteration, {:.1f} % in the mean\n",
+             100.0 * static_cast<double>(node.report()[1].rows - last) / static_cast<double>(options.rows),
+             100.0 * static_cast<double>(node.report()[1].rows - before) /
+                 static_cast<double>(options.rows * (options.rounds + kLearning)));
   measured.json = {{"clusters", k},
                    {"ms", {1e3 * best[0], 1e3 * best[1], 1e3 * best[2], 1e3 * best[3]}},
                    {"one_runtime", 1 / best[2] / alone},
@@ -103,17 +132,17 @@ int bench(const Options& options) {
   const at::Tensor x = rows_in_clouds(options.rows, 100, 64, 1);
   const std::atomic<int64_t> factor = options.factor;
   const auto groups = local_groups(2);
+  const auto node_a = std::make_shared<Nodes>(groups[0], unequal_executors({false}, factor)),
+             node_b = std::make_shared<Nodes>(groups[1], unequal_executors({true}, factor, 1));
   std::array<Side, 4> sides = {Side("A alone: one thread", x, {unequal_executors({false}, factor)}),
                                Side("B alone: one thread, throttled", x, {unequal_executors({true}, factor, 1)}),
                                Side("A and B in one runtime", x, {unequal_executors({false, true}, factor)}),
-                               Side("A and B as nodes", x,
-                                    {std::make_shared<Nodes>(groups[0], unequal_executors({false}, factor)),
-                                     std::make_shared<Nodes>(groups[1], unequal_executors({true}, factor, 1))})};
+                               Side("A and B as nodes", x, {node_a, node_b})};
   Json result = {
       {"benchmark", "nodes"}, {"machine", machine_json()}, {"rows", options.rows}, {"factor", options.factor}};
   bool same = true, fast = true;
-  for (const int64_t k : {64, 5, 1024}) {
-    const Measured measured = measure(sides, x, k, options);
+  for (const int64_t k : options.clusters) {
+    const Measured measured = measure(sides, *node_a, x, k, options);
     result["clusters"].push_back(measured.json);
     same = same && measured.same;
     if (k == 64) fast = measured.nodes_of_sum >= kTogether;
@@ -135,6 +164,7 @@ int main(int argc, char** argv) {
   dovetail::hybrid::Options options;
   app.add_option("--rows", options.rows, "Rows of 100 columns");
   app.add_option("--rounds", options.rounds, "Rounds, of which the best counts");
+  app.add_option("--clusters", options.clusters, "Numbers of centres; the claim is about 64")->delimiter(',');
   app.add_option("--factor", options.factor, "How often B computes every shard");
   app.add_option("--out", options.out, "Also write the result as JSON");
   return dovetail::run_program(app, argc, argv, [&] {

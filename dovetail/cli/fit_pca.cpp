@@ -61,7 +61,7 @@ void fit_pca(const FitOptions& options, const FitContext& context, FitOutcome& o
     outcome.figures.emplace_back(fmt::format("component {}", i),
                                  fmt::format("{:.2f} % of the variance, {:.2f} % up to here", 100 * share, 100 * sum));
   }
-  const at::Tensor mean = data.mean(), x = data.x();
+  const at::Tensor &mean = data.mean(), &x = data.x();
   outcome.write = [=, &matrix, &context](const RunFolder& run) {
     const std::filesystem::path& folder = run.path();
     write_table(folder / "components.csv", matrix.columns, result.directions.t().contiguous());

@@ -31,8 +31,8 @@ std::string left_by(const std::filesystem::path& path, const std::string& words,
 
 }  // namespace
 
-JobState::JobState(Group& group, std::filesystem::path folder, std::string words, bool fresh)
-    : path_(std::move(folder) / "state.safetensors"), words_(std::move(words)), saves_(group.rank() == 0) {
+JobState::JobState(Group& group, const std::filesystem::path& folder, std::string words, bool fresh)
+    : path_(folder / "state.safetensors"), words_(std::move(words)), saves_(group.rank() == 0) {
   const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
   const bool restarted = restarts != nullptr && std::atoi(restarts) > 0;
   const std::string bytes =

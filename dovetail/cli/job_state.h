@@ -18,7 +18,7 @@ namespace dovetail::cli {
 class JobState {
  public:
   /// `words`: all that the result depends on. With `fresh` starts over, but for a job that torchrun started again.
-  JobState(Group& group, std::filesystem::path folder, std::string words, bool fresh);
+  JobState(Group& group, const std::filesystem::path& folder, std::string words, bool fresh);
 
   /// What was saved last by the job that was stopped; empty: there is none.
   const std::vector<at::Tensor>& stopped() const { return stopped_; }

@@ -46,7 +46,7 @@ class Patience {
 }  // namespace
 
 at::Tensor batch_rows(int64_t rows, int64_t batch, int64_t iteration, uint64_t seed) {
-  const at::Tensor list = at::empty({batch}, at::kLong);
+  at::Tensor list = at::empty({batch}, at::kLong);
   auto* row = list.mutable_data_ptr<int64_t>();
   seed = mix_seed(seed, name_key("kmeans.batch"));
   for (int64_t i = 0; i < batch; ++i) {

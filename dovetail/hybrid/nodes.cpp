@@ -2,13 +2,13 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
-#include <torch/serialize.h>
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <numeric>
+#include <string_view>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
@@ -50,32 +50,81 @@ struct Told {
   std::vector<BlockSum> blocks;
 };
 
-std::string pack(const Told& told) {
-  c10::List<at::Tensor> tensors;
-  std::vector<int64_t> places;
-  for (const BlockSum& block : told.blocks) {
-    places.insert(places.end(), {block.first, block.count, std::bit_cast<int64_t>(block.partial.weight)});
-    for (const at::Tensor& tensor : block.partial.tensors) tensors.push_back(tensor.contiguous());
-  }
-  const std::vector<char> bytes = torch::pickle_save(
-      c10::ivalue::Tuple::create(told.failure, told.digest, told.seconds, std::move(places), std::move(tensors)));
-  return {bytes.begin(), bytes.end()};
+void append(std::string& bytes, int64_t number) {
+  bytes.append(reinterpret_cast<const char*>(&number), sizeof(number));
 }
 
-Told unpack(const std::string& bytes) {
-  const auto fields = torch::pickle_load({bytes.begin(), bytes.end()}).toTuple()->elements().vec();
-  Told told{.failure = fields[0].toStringRef(), .digest = fields[1].toInt(), .seconds = fields[2].toDouble()};
-  const std::vector<int64_t> places = fields[3].toIntVector();
-  const std::vector<at::Tensor> tensors = fields[4].toTensorVector();
-  const size_t blocks = places.size() / 3;
-  for (size_t b = 0; b < blocks; ++b) {
-    const size_t each = tensors.size() / blocks;
-    const auto first = tensors.begin() + static_cast<std::ptrdiff_t>(b * each);
-    told.blocks.push_back({.first = places[3 * b],
-                           .count = places[3 * b + 1],
-                           .partial = {.tensors = {first, first + static_cast<std::ptrdiff_t>(each)},
-                                       .weight = std::bit_cast<double>(places[3 * b + 2])}});
+/// Numbers of 64 bits: failure, digest, seconds, blocks, tensors of a block; of each tensor dtype and sizes, which all
+/// blocks share; of each block its place and weight. Then all bytes of the tensors.
+std::string pack(const Told& told) {
+  const std::vector<at::Tensor> shapes =
+      told.blocks.empty() ? std::vector<at::Tensor>() : told.blocks[0].partial.tensors;
+  std::string bytes;
+  append(bytes, std::ssize(told.failure));
+  bytes += told.failure;
+  for (const int64_t number : {told.digest, std::bit_cast<int64_t>(told.seconds), std::ssize(told.blocks),
+                               static_cast<int64_t>(std::ssize(shapes))})
+    append(bytes, number);
+  for (const at::Tensor& tensor : shapes) {
+    append(bytes, static_cast<int64_t>(tensor.scalar_type()));
+    append(bytes, tensor.dim());
+    for (const int64_t size : tensor.sizes()) append(bytes, size);
   }
+  for (const BlockSum& block : told.blocks)
+    for (const int64_t number : {block.first, block.count, std::bit_cast<int64_t>(block.partial.weight)})
+      append(bytes, number);
+  for (const BlockSum& block : told.blocks)
+    for (const at::Tensor& tensor : block.partial.tensors) {
+      const at::Tensor flat = tensor.contiguous();
+      bytes.append(static_cast<const char*>(flat.const_data_ptr()), flat.nbytes());
+    }
+  return bytes;
+}
+
+/// Reads what `pack` wrote, piece by piece.
+class Reader {
+ public:
+  explicit Reader(std::string_view bytes) : left_(bytes) {}
+  std::string_view take(size_t count) {
+    DOVETAIL_CHECK(count <= left_.size(), "a node sent {} bytes too few", count - left_.size());
+    const std::string_view piece = left_.substr(0, count);
+    left_.remove_prefix(count);
+    return piece;
+  }
+  int64_t number() {
+    int64_t value = 0;
+    std::memcpy(&value, take(sizeof(value)).data(), sizeof(value));
+    return value;
+  }
+
+ private:
+  std::string_view left_;
+};
+
+Told unpack(std::string_view bytes) {
+  Reader reader(bytes);
+  Told told;
+  told.failure = reader.take(static_cast<size_t>(reader.number()));
+  told.digest = reader.number();
+  told.seconds = std::bit_cast<double>(reader.number());
+  told.blocks.resize(static_cast<size_t>(reader.number()));
+  std::vector<std::pair<at::ScalarType, std::vector<int64_t>>> shapes(static_cast<size_t>(reader.number()));
+  for (auto& [type, sizes] : shapes) {
+    type = static_cast<at::ScalarType>(reader.number());
+    sizes.resize(static_cast<size_t>(reader.number()));
+    for (int64_t& size : sizes) size = reader.number();
+  }
+  for (BlockSum& block : told.blocks) {
+    block.first = reader.number();
+    block.count = reader.number();
+    block.partial.weight = std::bit_cast<double>(reader.number());
+  }
+  for (BlockSum& block : told.blocks)
+    for (const auto& [type, sizes] : shapes) {
+      const at::Tensor tensor = at::empty(sizes, type);
+      std::memcpy(tensor.mutable_data_ptr(), reader.take(tensor.nbytes()).data(), tensor.nbytes());
+      block.partial.tensors.push_back(tensor);
+    }
   return told;
 }
 

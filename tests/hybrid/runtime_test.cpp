@@ -235,7 +235,7 @@ TEST(Runtime, TellsItsExecutorsFromText) {
 TEST(Runtime, RefusesToVerifyAGpuByACpuAndAGpuThatIsNotThere) {
   const auto mixed = parse_executors("cpu:1,cuda:0"), far = parse_executors("cuda:126");
   try {
-    Runtime(mixed, {.scheduling = {.verify_every = 5}});
+    const Runtime runtime(mixed, {.scheduling = {.verify_every = 5}});
     ADD_FAILURE() << "verifies";
   } catch (const UserError& error) {
     EXPECT_STREQ(error.what(), "hybrid: results of CPUs and GPUs differ by rounding, so they cannot verify each other");

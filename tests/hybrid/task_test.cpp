@@ -82,6 +82,7 @@ TEST(ResidentData, IsCutIntoShardsThatCoverEachRowOnce) {
   const auto shards = data.shards(4);
   ASSERT_EQ(shards.size(), 3U);
   std::vector<at::Tensor> rows;
+  rows.reserve(shards.size());
   for (const Shard& shard : shards) rows.push_back(rows_of(shard).at(0));
   EXPECT_TRUE(at::equal(at::cat(rows), x));
   EXPECT_EQ(rows[1].const_data_ptr<double>(), x.const_data_ptr<double>() + 4) << "a view, not a copy";
