@@ -172,7 +172,8 @@ class FitCommand : public Command {
     const Matrix matrix = table_.read(*group);
     const auto workers = table_.make_workers(group);
     const std::string words = words_of(model_, options);
-    JobState state(*group, path, "fit " + model_ + " " + table_.table_words() + words, table_.fresh());
+    JobState state(*group, path, "fit " + model_ + " " + table_.table_words() + words + file_words(options.init),
+                   table_.fresh());
     const double read = now_seconds();
     Json json = {{"folder", path.string()},
                  {"model", model_},

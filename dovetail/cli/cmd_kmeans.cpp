@@ -84,7 +84,8 @@ class KMeansCommand : public Command {
     const Matrix matrix = table_.read(*group);
     const std::shared_ptr<hybrid::Workers> workers = table_.make_workers(group);
     hybrid::KMeansData data(matrix.x, workers);
-    JobState state(*group, folder_path(), "kmeans " + table_.table_words() + algorithm_words(), table_.fresh());
+    JobState state(*group, folder_path(), "kmeans " + table_.table_words() + algorithm_words() + file_words(init_),
+                   table_.fresh());
     const double read = now_seconds();
     const bool resumed = !state.stopped().empty();
     const at::Tensor centres = resumed ? state.stopped()[1] : centres_by(init_, data, k_, seed_);
@@ -197,7 +198,7 @@ class KMeansCommand : public Command {
   }
 
   std::string algorithm_words() const {
-    std::string line = fmt::format(" --k {} --init {} --iterations {} --tolerance {:g} --empty {} --seed {}", k_, init_,
+    std::string line = fmt::format(" --k {} --init {} --iterations {} --tolerance {} --empty {} --seed {}", k_, init_,
                                    iterations_, tolerance_, empty_, seed_);
     if (batch_.batch > 0) line += fmt::format(" --batch {} --patience {}", batch_.batch, batch_.patience);
     return line;

@@ -17,6 +17,8 @@ namespace dovetail::cli {
 namespace {
 
 constexpr const char* kWords = "dovetail.words";
+/// Of what a state holds: one of another layout cannot be gone on with.
+const std::string kLayout = "1: ";
 
 /// The file's bytes where a job of these words left them.
 std::string left_by(const std::filesystem::path& path, const std::string& words, bool fresh) {
@@ -24,15 +26,15 @@ std::string left_by(const std::filesystem::path& path, const std::string& words,
   std::string bytes = read_file(path);
   const auto metadata = SafetensorsFile(bytes, path.string()).metadata();
   if (const auto found = metadata.find(kWords); found != metadata.end() && found->second == words) return bytes;
-  log_warning("{} holds a job that was stopped, of other options or another table: starting over",
-              path.parent_path().string());
-  return "";
+  throw UserError(
+      fmt::format("{} holds a job that was stopped, of other options or another table", path.parent_path().string()),
+      "give --fresh to start over, or another --out");
 }
 
 }  // namespace
 
-JobState::JobState(Group& group, const std::filesystem::path& folder, std::string words, bool fresh)
-    : path_(folder / "state.safetensors"), words_(std::move(words)), saves_(group.rank() == 0) {
+JobState::JobState(Group& group, const std::filesystem::path& folder, const std::string& words, bool fresh)
+    : path_(folder / "state.safetensors"), words_(kLayout + words), saves_(group.rank() == 0) {
   const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
   const bool restarted = restarts != nullptr && std::atoi(restarts) > 0;
   const std::string bytes =
@@ -63,7 +65,11 @@ void JobState::add(std::vector<double> line, const std::vector<at::Tensor>& stat
   std::vector<double> numbers;
   for (const std::vector<double>& one : lines_) numbers.insert(numbers.end(), one.begin(), one.end());
   tensors.emplace("lines", at::tensor(numbers, at::kDouble).view({std::ssize(lines_), -1}));
-  write_safetensors(path_, tensors, {{kWords, words_}});
+  try {
+    write_safetensors(path_, tensors, {{kWords, words_}});
+  } catch (const UserError& error) {
+    log_warning("{}: where the job stands is not saved: {}", path_.string(), error.what());
+  }
   const double end = now_seconds();
   next_s_ = end + (end - start) / kMostPart;
 }

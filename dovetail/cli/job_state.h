@@ -18,7 +18,8 @@ namespace dovetail::cli {
 class JobState {
  public:
   /// `words`: all that the result depends on. With `fresh` starts over, but for a job that torchrun started again.
-  JobState(Group& group, const std::filesystem::path& folder, std::string words, bool fresh);
+  /// UserError where the folder holds the state of other words.
+  JobState(Group& group, const std::filesystem::path& folder, const std::string& words, bool fresh);
 
   /// What was saved last by the job that was stopped; empty: there is none.
   const std::vector<at::Tensor>& stopped() const { return stopped_; }
@@ -26,7 +27,8 @@ class JobState {
   const std::vector<std::vector<double>>& lines() const { return lines_; }
 
   /// After an iteration: one more line, and the state to go on from. An empty state, of the last iteration, is not
-  /// saved. Saving takes 5 % of the time at most: where an iteration is over sooner, not each is saved.
+  /// saved. Saving takes 5 % of the time at most: where an iteration is over sooner, not each is saved. A disk that
+  /// does not take it is a warning.
   void add(std::vector<double> line, const std::vector<at::Tensor>& state);
   /// The results are written.
   void done();

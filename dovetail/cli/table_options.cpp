@@ -123,7 +123,12 @@ std::shared_ptr<hybrid::Workers> TableOptions::make_workers(const std::shared_pt
     if (!share_.empty()) scheduling.policy = hybrid::parse_share_policy(share_);
     const std::vector<hybrid::ExecutorSpec> list = hybrid::parse_executors(executors_);
     int64_t threads = 0;
-    for (const hybrid::ExecutorSpec& executor : list) threads += executor.threads;
+    for (const hybrid::ExecutorSpec& executor : list) {
+      threads += executor.threads;
+      if (executor.device.is_cuda() && neighbours_of(*group).size > 1)
+        throw UserError(fmt::format("executors: all processes of this machine would share {}", executor.device.str()),
+                        "start one process for each machine and list its GPUs");
+    }
     executors = std::make_shared<hybrid::Runtime>(
         list, hybrid::RuntimeOptions{.scheduling = scheduling,
                                      .first_processor = neighbours_of(*group).rank * threads,
@@ -178,10 +183,7 @@ std::string TableOptions::data_words() const {
   return words;
 }
 
-std::string TableOptions::table_words() const {
-  const auto written = std::filesystem::last_write_time(data_).time_since_epoch().count();
-  return fmt::format("{} ({} bytes of {})", data_words(), std::filesystem::file_size(data_), written);
-}
+std::string TableOptions::table_words() const { return data_words() + file_words(data_); }
 
 std::string TableOptions::worker_words() const {
   std::string words;
@@ -189,6 +191,12 @@ std::string TableOptions::worker_words() const {
   if (!share_.empty()) words += " --share " + share_;
   if (verify_ > 0) words += fmt::format(" --verify {}", verify_);
   return words;
+}
+
+std::string file_words(const std::string& name) {
+  if (!std::filesystem::is_regular_file(name)) return "";
+  return fmt::format(" ({} bytes of {})", std::filesystem::file_size(name),
+                     std::filesystem::last_write_time(name).time_since_epoch().count());
 }
 
 void write_table(const std::filesystem::path& path, const std::vector<std::string>& columns, const at::Tensor& rows) {

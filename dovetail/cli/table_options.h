@@ -51,6 +51,9 @@ class TableOptions {
   bool fresh_ = false;
 };
 
+/// " (N bytes of T)", which changes with a file; empty where `name` is none.
+std::string file_words(const std::string& name);
+
 /// The rows as text, "a,b" after the columns' names.
 void write_table(const std::filesystem::path& path, const std::vector<std::string>& columns, const at::Tensor& rows);
 

@@ -15,22 +15,6 @@
 namespace dovetail::hybrid {
 namespace {
 
-int64_t total_rows(const std::vector<Shard>& shards) {
-  int64_t rows = 0;
-  for (const Shard& shard : shards) {
-    DOVETAIL_CHECK(shard.data == shards[0].data && shard.begin == shards[0].begin + rows,
-                   "shards that do not follow one another");
-    rows += shard.size;
-  }
-  return rows;
-}
-
-Shard all_of(const std::vector<Shard>& shards) {
-  Shard all = shards[0];
-  all.size = total_rows(shards);
-  return all;
-}
-
 /// Words of eight bytes mixed one after another, as SplitMix64 does (Steele, Lea, Flood 2014).
 uint64_t mix(uint64_t state, uint64_t word) {
   uint64_t z = (state ^ word) + 0x9e3779b97f4a7c15U;
@@ -125,7 +109,7 @@ std::string job_key(const std::string& task, const Parameters& parameters, const
   key += " on";
   for (const at::Tensor& tensor : rows_of(shards.at(0))) key += " " + text_of(tensor, 1);
   for (const at::Tensor& tensor : whole_of(shards[0])) key += " of " + text_of(tensor, 1);
-  return key + fmt::format(", 2^{} rows", std::bit_width(static_cast<uint64_t>(total_rows(shards))) - 1);
+  return key + fmt::format(", 2^{} rows", std::bit_width(static_cast<uint64_t>(all_of(shards).size)) - 1);
 }
 
 uint64_t digest_of(const std::vector<at::Tensor>& tensors) {

@@ -28,7 +28,7 @@ at::Tensor squares_to(const at::Tensor& x, const at::Tensor& points) {
 Partial norms_task(const Parameters& parameters, const Shard& shard) {
   const auto rows = rows_of(shard);
   const at::Tensor squares = squares_to(rows[KMeansData::kX], parameters[0].to(at::kDouble));
-  rows[KMeansData::kNorms].copy_(squares.sqrt());
+  rows[KMeansData::kNorms].copy_(squares.sqrt() * (1 + 0x1p-22));  // at least the norm, as float32 too
   return {{squares.sum()}, static_cast<double>(shard.size)};
 }
 

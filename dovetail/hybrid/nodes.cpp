@@ -2,6 +2,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -36,16 +37,9 @@ std::vector<int64_t> bounds_of(const std::vector<int64_t>& shares) {
   return bounds;
 }
 
-Shard all_of(const std::vector<Shard>& shards) {
-  Shard all = shards[0];
-  all.size = shards.back().begin + shards.back().size - all.begin;
-  return all;
-}
-
 /// What a node tells the others about its part of a job.
 struct Told {
   std::string failure;  ///< empty: none
-  int64_t digest = 0;   ///< of the job
   double seconds = 0;
   std::vector<BlockSum> blocks;
 };
@@ -54,7 +48,7 @@ void append(std::string& bytes, int64_t number) {
   bytes.append(reinterpret_cast<const char*>(&number), sizeof(number));
 }
 
-/// Numbers of 64 bits: failure, digest, seconds, blocks, tensors of a block; of each tensor dtype and sizes, which all
+/// Numbers of 64 bits: failure, seconds, blocks, tensors of a block; of each tensor dtype and sizes, which all
 /// blocks share; of each block its place and weight. Then all bytes of the tensors.
 std::string pack(const Told& told) {
   const std::vector<at::Tensor> shapes =
@@ -62,8 +56,8 @@ std::string pack(const Told& told) {
   std::string bytes;
   append(bytes, std::ssize(told.failure));
   bytes += told.failure;
-  for (const int64_t number : {told.digest, std::bit_cast<int64_t>(told.seconds), std::ssize(told.blocks),
-                               static_cast<int64_t>(std::ssize(shapes))})
+  for (const int64_t number :
+       {std::bit_cast<int64_t>(told.seconds), std::ssize(told.blocks), static_cast<int64_t>(std::ssize(shapes))})
     append(bytes, number);
   for (const at::Tensor& tensor : shapes) {
     append(bytes, static_cast<int64_t>(tensor.scalar_type()));
@@ -105,7 +99,6 @@ Told unpack(std::string_view bytes) {
   Reader reader(bytes);
   Told told;
   told.failure = reader.take(static_cast<size_t>(reader.number()));
-  told.digest = reader.number();
   told.seconds = std::bit_cast<double>(reader.number());
   told.blocks.resize(static_cast<size_t>(reader.number()));
   std::vector<std::pair<at::ScalarType, std::vector<int64_t>>> shapes(static_cast<size_t>(reader.number()));
@@ -152,13 +145,28 @@ Nodes::Bounds Nodes::bounds_for(const std::string& key, int64_t shards) {
   return bounds_of(shares);
 }
 
+/// Before anything that depends on it is sent: all nodes are about to run the same job.
+void Nodes::compare(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards) {
+  const Shard all = all_of(shards);
+  const std::string job =
+      fmt::format("{}, {} shards of {} rows", job_key(task, parameters, shards), shards.size(), all.size);
+  uint64_t digest = digest_of(parameters) ^ name_key(job);
+  if (known_.insert(all.data).second) digest ^= digest_of({rows_of(all, 0)});
+  const auto digests = group_->all_gather(at::full({1}, std::bit_cast<int64_t>(digest), at::kLong));
+  for (size_t r = 1; r < digests.size(); ++r)
+    if (digests[r].item<int64_t>() != digests[0].item<int64_t>())
+      throw CommError(fmt::format(
+          "nodes 0 and {} run different jobs: their data or parameters of {} differ. Give all nodes the same table, "
+          "options and version of dovetail",
+          r, task));
+}
+
 /// This node's part, as the others are told.
 std::string Nodes::compute(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards,
                            const Bounds& bounds) {
   const auto [begin, end] = range_of(bounds, static_cast<size_t>(group_->rank()));
   const std::vector<Shard> mine(shards.begin() + begin, shards.begin() + end);
-  Told told{.failure = {},
-            .digest = std::bit_cast<int64_t>(digest_of(parameters) ^ name_key(job_key(task, parameters, shards)))};
+  Told told;
   const double start = now_seconds();
   try {
     told.blocks = executors_ ? executors_->run_blocks(task, parameters, mine, begin)
@@ -178,12 +186,6 @@ Partial Nodes::merge(const std::string& task, const std::string& key, const Boun
   for (const std::string& bytes : sent) told.push_back(unpack(bytes));
   for (size_t r = 0; r < told.size(); ++r)
     if (!told[r].failure.empty()) throw CommError(fmt::format("{} failed on node {}: {}", task, r, told[r].failure));
-  for (size_t r = 1; r < told.size(); ++r)
-    if (told[r].digest != told[0].digest)
-      throw CommError(fmt::format(
-          "nodes 0 and {} run different jobs: their parameters of {} differ. Give all nodes the same data, options and "
-          "version of dovetail",
-          r, task));
   std::vector<SpeedHistory>& speeds = speeds_[key];
   speeds.resize(told.size());
   TreeSum sum;
@@ -201,6 +203,7 @@ Partial Nodes::run(const std::string& task, const Parameters& parameters, const 
   const std::string key = job_key(task, parameters, shards);
   const Bounds bounds = bounds_for(key, std::ssize(shards));
   const Shard all = all_of(shards);
+  compare(task, parameters, shards);
   Bounds rows;
   for (const int64_t place : bounds)
     rows.push_back(place < std::ssize(shards) ? shards[static_cast<size_t>(place)].begin - all.begin : all.size);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,8 +22,8 @@ namespace dovetail::hybrid {
 /// for any number of nodes and wherever their ranges meet.
 ///
 /// All nodes have all rows and make the same calls in the same order; each makes the next parameters of the same sums
-/// by itself, so nothing else is published. Their parameters are compared by a digest: nodes with other data, or
-/// another version, end with an error.
+/// by itself, so nothing else is published. Parameters, and the first tensor of data with the first job on it, are
+/// compared by a digest: nodes with other rows, options or arithmetic end with an error.
 ///
 /// Ranges follow the times that nodes took for their shards of late, exchanged with the sums: they are equal at first,
 /// and move when all would then be done sooner by more than kHysteresis. Rows that tasks write lie on the node that
@@ -35,13 +36,14 @@ class Nodes : public Workers {
   Nodes(std::shared_ptr<Group> group, std::shared_ptr<Runtime> executors);
 
   /// Where a task throws on a node, and where nodes differ, all throw CommError that names them; also where one dies.
+  /// Rows that the task writes are then spent.
   Partial run(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards) override;
   at::Tensor rows(const ResidentData& data, size_t index) override;
 
   struct Report {
     int64_t rows = 0;    ///< that the node computed so far
     double seconds = 0;  ///< that it took for them, without waiting for others
-    int64_t moved = 0;   ///< rows of one tensor that it got from others
+    int64_t moved = 0;   ///< rows that it got from others, of all tensors
   };
   /// Of each node.
   const std::vector<Report>& report() const { return reports_; }
@@ -51,8 +53,8 @@ class Nodes : public Workers {
  private:
   /// Node r has [bounds[r], bounds[r + 1]).
   using Bounds = std::vector<int64_t>;
-  struct Sent;
 
+  void compare(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards);
   Bounds bounds_for(const std::string& key, int64_t shards);
   std::string compute(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards,
                       const Bounds& bounds);
@@ -68,6 +70,7 @@ class Nodes : public Workers {
   std::map<std::string, std::vector<SpeedHistory>> speeds_;  ///< by job_key, of each node: seconds of a shard
   std::map<std::string, std::vector<int64_t>> shares_;       ///< by job_key, of each node: shards
   std::map<std::pair<int64_t, size_t>, Bounds> written_;     ///< by data and tensor: rows that only their node has
+  std::set<int64_t> known_;                                  ///< data that was compared
 };
 
 }  // namespace dovetail::hybrid

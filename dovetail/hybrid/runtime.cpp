@@ -111,7 +111,7 @@ struct Runtime::State {
 
   std::mutex mutex;  ///< of all below
   std::condition_variable changed, finished;
-  std::map<std::string, Scheduler> schedulers;                  ///< by Job::key
+  std::map<std::string, Scheduler> schedulers;                  ///< by job_key
   std::shared_ptr<Job> job;                                     ///< while one is run
   Scheduler* scheduler = nullptr;                               ///< of the job
   std::map<std::pair<int64_t, size_t>, ShardResult> delivered;  ///< by shard and executor, while none counts

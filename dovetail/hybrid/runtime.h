@@ -45,7 +45,7 @@ struct RuntimeOptions {
 };
 
 /// Executors of unequal speed that share every job: the driver, which is whoever calls `run`, publishes the parameters,
-/// a Scheduler hands out shards, executors compute them, and partials are added in the order of the shards. The result
+/// a Scheduler hands out shards, executors compute them, and partials are added along one tree. The result
 /// is the same bits as run_task gives, whichever executors there are and whatever happens to them while one of them is
 /// left: a failed, hung or slow one's shards are computed elsewhere (SchedulerOptions says when), and exactly one
 /// result of each counts, its rows included.

@@ -70,6 +70,17 @@ std::vector<Shard> ResidentData::shards(int64_t grain) const {
   return all;
 }
 
+Shard all_of(const std::vector<Shard>& shards) {
+  Shard all = shards.at(0);
+  all.size = 0;
+  for (const Shard& shard : shards) {
+    DOVETAIL_CHECK(shard.data == all.data && shard.begin == all.begin + all.size,
+                   "shards that do not follow one another");
+    all.size += shard.size;
+  }
+  return all;
+}
+
 std::vector<at::Tensor> rows_of(const Shard& shard) {
   auto [rows, first_row, whole] = store().find(shard.data);
   for (at::Tensor& tensor : rows) tensor = tensor.narrow(0, shard.begin - first_row, shard.size);

@@ -17,6 +17,9 @@ struct Shard {
   c10::Device location = c10::kCPU;
 };
 
+/// All rows of shards of one data, which follow one another (InternalError otherwise).
+Shard all_of(const std::vector<Shard>& shards);
+
 /// The rows of a shard of each tensor of its data, or of one: views. Safe from several threads.
 std::vector<at::Tensor> rows_of(const Shard& shard);
 at::Tensor rows_of(const Shard& shard, size_t index);

@@ -169,10 +169,12 @@ def test_a_job_that_was_killed_goes_on(tmp_path):
     whole = dovetail_json(*words, "--out", "whole", folder=tmp_path)
     for change in ["none", "options", "fresh"]:
         assert any(killed_after_a_state([*words, "--out", "run"], tmp_path) for _ in range(5))
-        again = {"none": words, "options": [*words, "--seed", 1], "fresh": [*words, "--fresh"]}[change]
+        if change == "options":
+            stderr = dovetail(*words, "--seed", 1, "--out", "run", folder=tmp_path, code=2).stderr
+            assert "holds a job that was stopped, of other options or another table" in stderr
+        again = [*words, "--fresh"] if change == "fresh" else words
         stderr = dovetail(*again, "--out", "run", folder=tmp_path).stderr
-        assert ("going on after iteration" in stderr) == (change == "none")
-        assert ("of other options or another table: starting over" in stderr) == (change == "options")
+        assert ("going on after iteration" in stderr) == (change != "fresh")
         assert (tmp_path / "whole/centres.csv").read_bytes() == (tmp_path / "run/centres.csv").read_bytes()
         assert len((tmp_path / "run/iterations.jsonl").read_text().splitlines()) == whole["iterations"]
         assert not (tmp_path / "run/state.safetensors").exists()

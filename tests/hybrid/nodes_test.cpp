@@ -116,16 +116,22 @@ TEST(Nodes, NameTheOneThatFailed) {
 }
 
 TEST(Nodes, RefuseToAddUpDifferentJobs) {
+  enum class Other { kParameter, kRowMore, kShardMore, kValue };
   run_nodes(3, [&](int node, const std::shared_ptr<Group>& group) {
-    for (const bool other_rows : {false, true}) {
+    for (const Other other : {Other::kParameter, Other::kRowMore, Other::kShardMore, Other::kValue}) {
+      const bool differs = node == 2;
       Nodes ours(group, nullptr);
-      Numbers numbers(node == 2 && other_rows ? 600 : 280);
+      int64_t rows = 278;  // 40 shards, the last of five rows
+      if (differs && other == Other::kRowMore) rows = 279;
+      if (differs && other == Other::kShardMore) rows = 282;
+      Numbers numbers(rows);
+      if (differs && other == Other::kValue) numbers.resident.tensor(0)[270] += 1e-9;
       try {
-        ours.run("test.advance", {factor(node == 2 && !other_rows ? 1 : 0)}, numbers.shards());
+        ours.run("test.advance", {factor(differs && other == Other::kParameter ? 1 : 0)}, numbers.shards());
         ADD_FAILURE() << "added up";
       } catch (const CommError& error) {
         EXPECT_THAT(error.what(),
-                    HasSubstr("nodes 0 and 2 run different jobs: their parameters of test.advance differ"));
+                    HasSubstr("nodes 0 and 2 run different jobs: their data or parameters of test.advance differ"));
       }
     }
   });
