@@ -189,7 +189,12 @@ class FitCommand : public Command {
                              .where = fmt::format("{}, on {}", table_.data(), machine().cpu_name),
                              .command = fmt::format("dovetail fit {} {}{}{} --out {}", model_, table_.data_words(),
                                                     words, table_.worker_words(), path.string())};
-    model_of(model_).fit(options, context, outcome);
+    try {
+      model_of(model_).fit(options, context, outcome);
+    } catch (const UserError&) {
+      state.done();  // it ends like this again, from wherever it goes on
+      throw;
+    }
     json["seconds"] = {{"read", read - start}, {"fit", now_seconds() - read}};
     TableOptions::finish(workers.get(), json);
     if (!writes) return;
