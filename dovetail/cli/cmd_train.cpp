@@ -1,4 +1,3 @@
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "dovetail/base/log.h"
@@ -9,12 +8,6 @@
 
 namespace dovetail::cli {
 namespace {
-
-/// A job that asked for a fresh start and lost a rank goes on from its own checkpoints.
-bool restarted_by_torchrun() {
-  const char* count = std::getenv("TORCHELASTIC_RESTART_COUNT");
-  return count != nullptr && std::atoi(count) > 0;
-}
 
 class TrainCommand : public Command {
  public:
@@ -43,6 +36,7 @@ class TrainCommand : public Command {
     const RunConfig config = load_run_config(config_, overrides_);
     const auto group =
         world_from_environment({.timeout_s = config.comm.timeout_s, .cuda = config.run.device == "cuda"});
+    // A job that asked for a fresh start and lost a rank goes on from its own checkpoints.
     const TrainResult result =
         train(config, group, {.dry_run = dry_run_, .resume = !fresh_ || restarted_by_torchrun(), .quiet = quiet_});
     if (json_) print_json(to_json(config, result));

@@ -3,7 +3,6 @@
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
-#include <cstdlib>
 #include <map>
 #include <utility>
 
@@ -35,10 +34,8 @@ std::string left_by(const std::filesystem::path& path, const std::string& words,
 
 JobState::JobState(Group& group, const std::filesystem::path& folder, const std::string& words, bool fresh)
     : path_(folder / "state.safetensors"), words_(kLayout + words), saves_(group.rank() == 0) {
-  const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
-  const bool restarted = restarts != nullptr && std::atoi(restarts) > 0;
-  const std::string bytes =
-      all_gather_bytes(group, saves_ ? left_by(path_, words_, fresh && !restarted) : std::string()).at(0);
+  const bool starts_over = fresh && !restarted_by_torchrun();
+  const std::string bytes = all_gather_bytes(group, saves_ ? left_by(path_, words_, starts_over) : std::string()).at(0);
   if (bytes.empty()) {
     done();
     return;

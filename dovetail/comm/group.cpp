@@ -109,10 +109,14 @@ void check_options(const GroupOptions& options) {
                     "run on one GPU without torchrun, or on CPUs with run.device = \"cpu\"");
 }
 
+int64_t restart_count() {
+  return integer("TORCHELASTIC_RESTART_COUNT", optional("TORCHELASTIC_RESTART_COUNT", "0"), 0, 1 << 30);
+}
+
 c10::intrusive_ptr<c10d::Store> connect_store(int rank, int size, double timeout_s) {
   const auto address = required("MASTER_ADDR");
   const auto port = integer("MASTER_PORT", required("MASTER_PORT"), 1, 65535);
-  const auto restart = integer("TORCHELASTIC_RESTART_COUNT", optional("TORCHELASTIC_RESTART_COUNT", "0"), 0, 1 << 30);
+  const int64_t restart = restart_count();
   // Under torchrun the agent hosts the store on this very port; rank 0 would find it taken.
   const bool agent_hosts = optional("TORCHELASTIC_USE_AGENT_STORE", "False") == "True";
   c10d::TCPStoreOptions options;
@@ -158,6 +162,8 @@ Neighbours neighbours_of(const Group& group) {
   return {.rank = static_cast<int>(integer("LOCAL_RANK", optional("LOCAL_RANK", "0"), 0, count - 1)),
           .size = static_cast<int>(count)};
 }
+
+bool restarted_by_torchrun() { return restart_count() > 0; }
 
 std::vector<std::shared_ptr<Group>> local_groups(int size, const GroupOptions& options) {
   DOVETAIL_CHECK(size >= 1, "a group of {} ranks", size);

@@ -96,6 +96,9 @@ struct Neighbours {
 };
 Neighbours neighbours_of(const Group& group);
 
+/// Whether torchrun started this job again, after a rank of it died.
+bool restarted_by_torchrun();
+
 /// `size` ranks as threads of this process, for tests: result[r] is rank r's group (Gloo over loopback, hash store).
 std::vector<std::shared_ptr<Group>> local_groups(int size, const GroupOptions& options = {});
 

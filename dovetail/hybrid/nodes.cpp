@@ -146,11 +146,9 @@ Nodes::Bounds Nodes::bounds_for(const std::string& key, int64_t shards) {
 }
 
 /// Before anything that depends on it is sent: all nodes are about to run the same job.
-void Nodes::compare(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards) {
-  const Shard all = all_of(shards);
-  const std::string job =
-      fmt::format("{}, {} shards of {} rows", job_key(task, parameters, shards), shards.size(), all.size);
-  uint64_t digest = digest_of(parameters) ^ name_key(job);
+void Nodes::compare(const std::string& task, const std::string& key, const Parameters& parameters, const Shard& all,
+                    int64_t shards) {
+  uint64_t digest = digest_of(parameters) ^ name_key(fmt::format("{}, {} shards of {} rows", key, shards, all.size));
   if (known_.insert(all.data).second) digest ^= digest_of({rows_of(all, 0)});
   const auto digests = group_->all_gather(at::full({1}, std::bit_cast<int64_t>(digest), at::kLong));
   for (size_t r = 1; r < digests.size(); ++r)
@@ -203,7 +201,7 @@ Partial Nodes::run(const std::string& task, const Parameters& parameters, const 
   const std::string key = job_key(task, parameters, shards);
   const Bounds bounds = bounds_for(key, std::ssize(shards));
   const Shard all = all_of(shards);
-  compare(task, parameters, shards);
+  compare(task, key, parameters, all, std::ssize(shards));
   Bounds rows;
   for (const int64_t place : bounds)
     rows.push_back(place < std::ssize(shards) ? shards[static_cast<size_t>(place)].begin - all.begin : all.size);

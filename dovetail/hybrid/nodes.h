@@ -54,7 +54,8 @@ class Nodes : public Workers {
   /// Node r has [bounds[r], bounds[r + 1]).
   using Bounds = std::vector<int64_t>;
 
-  void compare(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards);
+  void compare(const std::string& task, const std::string& key, const Parameters& parameters, const Shard& all,
+               int64_t shards);
   Bounds bounds_for(const std::string& key, int64_t shards);
   std::string compute(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards,
                       const Bounds& bounds);
