@@ -96,7 +96,13 @@ void TableOptions::check() const {
   user_check(threads_ == 0, "--threads: executors have threads of their own; give only --executors {}", executors_);
 }
 
-std::shared_ptr<Group> TableOptions::join() const { return world_from_environment({.timeout_s = timeout_s_}); }
+std::shared_ptr<Group> TableOptions::join() const {
+  constexpr double kTimeout = 300;
+  auto group = world_from_environment({.timeout_s = timeout_s_ > 0 ? timeout_s_ : kTimeout});
+  user_check(timeout_s_ <= 0 || group->size() > 1,
+             "--timeout is about several nodes, but there is one; start more with `dovetail launch`, or leave it out");
+  return group;
+}
 
 Matrix TableOptions::read(const Group& group) const {
   const int here = neighbours_of(group).size;

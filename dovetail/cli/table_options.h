@@ -47,7 +47,7 @@ class TableOptions {
  private:
   std::string data_, drop_columns_, bad_values_ = "error", executors_, share_;
   int64_t threads_ = 0, verify_ = 0;
-  double timeout_s_ = 300;
+  double timeout_s_ = 0;  ///< not given
   bool fresh_ = false;
 };
 

@@ -111,16 +111,32 @@ double KMeansData::include(const at::Tensor& points) {
   // Many points: the nearest of them is found in float32 at the rate of a matrix product.
   constexpr int64_t kFew = 16;
   if (points.size(0) <= kFew) {
-    const Partial sum = run("kmeans.include", {checked_centres(points, columns())});
-    return sum.tensors[0].item<double>();
+    const auto shards = static_cast<int64_t>(resident_.shards(kKMeansGrain).size());
+    masses_ =
+        run("kmeans.include", {checked_centres(points, columns()), at::scalar_tensor(shards, at::kLong)}).tensors[0];
+  } else {
+    const at::Tensor before = closest().clone();
+    assign(points);
+    const at::Tensor nearest = at::minimum(distances(points).squares, before);
+    resident_.put(kSquares, nearest);
+    std::vector<at::Tensor> sums;
+    for (const at::Tensor& part : nearest.split(kKMeansGrain)) sums.push_back(part.sum());
+    masses_ = at::stack(sums);
   }
-  const at::Tensor before = closest().clone();
-  assign(points);
-  const at::Tensor nearest = at::minimum(distances(points).squares, before);
-  resident_.put(kSquares, nearest);
-  double sum = 0;  // by shards, as tasks add: a sum of everything at once would depend on the number of threads
-  for (const at::Tensor& part : nearest.split(kKMeansGrain)) sum += part.sum().item<double>();
-  return sum;
+  return masses_.cumsum(0)[-1].item<double>();  // one after another: a sum would depend on the number of threads
+}
+
+at::Tensor KMeansData::draw(const at::Tensor& uniform) const {
+  const at::Tensor upto = masses_.cumsum(0), shards = draw_by_mass(masses_, uniform);
+  const at::Tensor mass = masses_.index_select(0, shards), before = upto.index_select(0, shards) - mass;
+  const at::Tensor within = ((uniform * upto[-1] - before) / mass).clamp(0, std::nextafter(1.0, 0.0));
+  return run("kmeans.draw", {shards, within}).tensors[0];
+}
+
+at::Tensor draw_by_mass(const at::Tensor& mass, const at::Tensor& uniform) {
+  const at::Tensor upto = mass.cumsum(0);
+  // To the right: never an index without mass, as one that begins where another ends.
+  return at::searchsorted(upto, uniform * upto[-1], /*out_int32=*/false, /*right=*/true).clamp_max(mass.numel() - 1);
 }
 
 at::Tensor KMeansData::potentials(const at::Tensor& points) const {

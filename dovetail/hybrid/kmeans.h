@@ -25,9 +25,9 @@ constexpr int64_t kKMeansBatchGrain = 1024;
 /// Rows to cluster, with what every iteration needs of them: how far each is from a point near all of them, and its
 /// label. N rows of D columns, K centres.
 ///
-/// Tasks `kmeans.norms`, `kmeans.assign`, `kmeans.distances`, `kmeans.potentials` and `kmeans.include` run on its
-/// shards, `kmeans.batch` on those of a list of its rows: on some workers (hybrid/workers.h), or without any on this
-/// process' threads (run_task). On several nodes, all members are called by all of them.
+/// Tasks `kmeans.norms`, `kmeans.assign`, `kmeans.distances`, `kmeans.potentials`, `kmeans.include` and `kmeans.draw`
+/// run on its shards, `kmeans.batch` on those of a list of its rows: on some workers (hybrid/workers.h), or without any
+/// on this process' threads (run_task). On several nodes, all members are called by all of them.
 class KMeansData {
  public:
   /// Its tensors: x (N, D) float32, norms (N) float32, labels (N) int32, squares (N) float64.
@@ -59,6 +59,11 @@ class KMeansData {
   at::Tensor closest() const;
   /// The points (M, D), float64, are among them from now on; returns the sum of `closest`.
   double include(const at::Tensor& points);
+  /// Rows (T) int64 in proportion to `closest`, one for each of some uniform numbers (T) of [0, 1), float64, where the
+  /// last `include` returned more than 0. Its partials have a number for each shard, which is little beside the shard's
+  /// rows up to some hundred million of them. On several nodes no distances move: a shard is drawn by the sums of all,
+  /// and the row where its distances lie.
+  at::Tensor draw(const at::Tensor& uniform) const;
   /// What that sum would be (M) if one of the points were included.
   at::Tensor potentials(const at::Tensor& points) const;
 
@@ -85,7 +90,12 @@ class KMeansData {
   ResidentData resident_;
   std::shared_ptr<Workers> workers_;
   double total_square_ = 0;  ///< sum of |x - shift|^2
+  at::Tensor masses_;        ///< of each shard: the sum of `closest`
 };
+
+/// Indices (T) int64 in proportion to `mass` (N) float64, not all of it zero: that at which the sum of the masses so
+/// far comes past each of `uniform` (T) of [0, 1) times the sum of all.
+at::Tensor draw_by_mass(const at::Tensor& mass, const at::Tensor& uniform);
 
 /// What becomes of a centre that no row is nearest to.
 enum class EmptyCluster {
@@ -110,7 +120,7 @@ struct LloydIteration {
   double shift = 0;       ///< how far the centres moved: the root of the sum of the squares
   std::optional<int64_t> changed = {};  ///< labels, where all rows have one
   double seconds = 0;
-  std::vector<at::Tensor> state = {};  ///< LloydOptions::state, MiniBatchOptions::state; none after the last iteration
+  std::vector<at::Tensor> state = {};  ///< LloydOptions::state, MiniBatchOptions::state; none where it converged
 };
 
 struct KMeansResult {

@@ -23,15 +23,10 @@ class Draws {
  public:
   explicit Draws(uint64_t seed) : seed_(mix_seed(seed, name_key("kmeans"))) {}
   double next() { return random_uniform(seed_, RandomStream::kInitialize, index_++); }
-
-  /// Indices drawn in proportion to `mass` (N), float64, not all of it zero.
-  at::Tensor from(const at::Tensor& mass, int64_t count) {
-    const at::Tensor upto = mass.cumsum(0);
-    std::vector<double> at;
-    for (int64_t i = 0; i < count; ++i) at.push_back(next() * upto[-1].item<double>());
-    // Never an index without mass: a draw of exactly `upto` belongs to the next one.
-    const at::Tensor index = at::searchsorted(upto, at::tensor(at, at::kDouble), /*out_int32=*/false, /*right=*/true);
-    return index.clamp_max(mass.numel() - 1);
+  at::Tensor next(int64_t count) {
+    at::Tensor numbers = at::empty({count}, at::kDouble);
+    for (int64_t i = 0; i < count; ++i) numbers.mutable_data_ptr<double>()[i] = next();
+    return numbers;
   }
 
  private:
@@ -40,6 +35,12 @@ class Draws {
 
 at::Tensor rows_at(const KMeansData& data, const at::Tensor& index) {
   return data.x().index_select(0, index).to(at::kDouble);
+}
+
+/// One row, each alike.
+at::Tensor any_row(const KMeansData& data, Draws& draws) {
+  const auto row = static_cast<int64_t>(draws.next() * static_cast<double>(data.rows()));
+  return rows_at(data, at::tensor({std::min(row, data.rows() - 1)}, at::kLong));
 }
 
 /// K different rows in a random order.
@@ -62,11 +63,11 @@ double sum_in_order(const at::Tensor& x) {
 class PointSet {
  public:
   virtual ~PointSet() = default;
-  virtual at::Tensor at(const at::Tensor& index) const = 0;
-  /// What each point weighs by itself (M), float64.
-  virtual at::Tensor weights() const = 0;
-  /// The same times its squared distance to the closest point that was included.
-  virtual at::Tensor potentials() const = 0;
+  /// One of them (1, D), drawn in proportion to what each weighs.
+  virtual at::Tensor first(Draws& draws) const = 0;
+  /// Some (count, D), in proportion to their potentials: weights times squared distances to the closest point that was
+  /// included.
+  virtual at::Tensor draw(Draws& draws, int64_t count) const = 0;
   /// Which of the candidates, included, would leave the least sum of potentials.
   virtual int64_t best_of(const at::Tensor& candidates) = 0;
   /// Returns the sum of potentials.
@@ -77,9 +78,8 @@ class PointSet {
 class AllRows : public PointSet {
  public:
   explicit AllRows(KMeansData& data) : data_(data) { data.forget_closest(); }
-  at::Tensor at(const at::Tensor& index) const override { return rows_at(data_, index); }
-  at::Tensor weights() const override { return at::ones({data_.rows()}, at::kDouble); }
-  at::Tensor potentials() const override { return data_.closest(); }
+  at::Tensor first(Draws& draws) const override { return any_row(data_, draws); }
+  at::Tensor draw(Draws& draws, int64_t count) const override { return rows_at(data_, data_.draw(draws.next(count))); }
   int64_t best_of(const at::Tensor& candidates) override {
     return data_.potentials(candidates).argmin().item<int64_t>();
   }
@@ -97,9 +97,8 @@ class WeightedPoints : public PointSet {
     data_.assign(points.slice(0, 0, 1));  // all labels are 0: `distances` of one centre are those of all points to it
     closest_ = at::full_like(weights, std::numeric_limits<double>::infinity());
   }
-  at::Tensor at(const at::Tensor& index) const override { return points_.index_select(0, index); }
-  at::Tensor weights() const override { return weights_; }
-  at::Tensor potentials() const override { return closest_ * weights_; }
+  at::Tensor first(Draws& draws) const override { return drawn(weights_, draws, 1); }
+  at::Tensor draw(Draws& draws, int64_t count) const override { return drawn(closest_ * weights_, draws, count); }
   int64_t best_of(const at::Tensor& candidates) override {
     int64_t best = 0;
     double least = std::numeric_limits<double>::infinity();
@@ -113,10 +112,13 @@ class WeightedPoints : public PointSet {
   }
   double include(const at::Tensor& point) override {
     closest_ = closest_with(point);
-    return sum_in_order(potentials());
+    return sum_in_order(closest_ * weights_);
   }
 
  private:
+  at::Tensor drawn(const at::Tensor& mass, Draws& draws, int64_t count) const {
+    return points_.index_select(0, draw_by_mass(mass, draws.next(count)));
+  }
   at::Tensor closest_with(const at::Tensor& point) { return at::minimum(data_.distances(point).squares, closest_); }
 
   at::Tensor points_, weights_, closest_;
@@ -127,14 +129,14 @@ class WeightedPoints : public PointSet {
 /// again.
 at::Tensor plus_plus(PointSet&& points, int64_t num_centres, Draws& draws) {
   const auto trials = static_cast<int64_t>(2 + std::log(static_cast<double>(num_centres)));
-  std::vector<at::Tensor> chosen = {points.at(draws.from(points.weights(), 1))};
+  std::vector<at::Tensor> chosen = {points.first(draws)};
   double potential = points.include(chosen[0]);
   while (std::ssize(chosen) < num_centres) {
     if (potential == 0) {
       chosen.push_back(chosen[0]);
       continue;
     }
-    const at::Tensor candidates = points.at(draws.from(points.potentials(), trials));
+    const at::Tensor candidates = points.draw(draws, trials);
     chosen.push_back(candidates[points.best_of(candidates)].unsqueeze(0));
     potential = points.include(chosen.back());
   }
@@ -144,7 +146,7 @@ at::Tensor plus_plus(PointSet&& points, int64_t num_centres, Draws& draws) {
 at::Tensor parallel(KMeansData& data, int64_t num_centres, Draws& draws) {
   constexpr int kRounds = 5;
   const double wanted = 2.0 * static_cast<double>(num_centres);
-  std::vector<at::Tensor> candidates = {rows_at(data, draws.from(at::ones({data.rows()}, at::kDouble), 1))};
+  std::vector<at::Tensor> candidates = {any_row(data, draws)};
   data.forget_closest();
   double potential = data.include(candidates[0]);
   for (int round = 0; round < kRounds && potential > 0; ++round) {

@@ -1,13 +1,18 @@
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/index_copy.h>
 #include <ATen/ops/index_select.h>
+#include <ATen/ops/nonzero.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include "dovetail/hybrid/kmeans.h"
 #include "dovetail/hybrid/kmeans_simd.h"
 #include "dovetail/hybrid/task.h"
 
-/// The tasks of k-means on a CPU, on the tensors of KMeansData, of which each writes what its name says.
+/// The tasks of k-means on a CPU, and `kmeans.draw` on any device, on the tensors of KMeansData, of which each writes
+/// what its name says.
 namespace dovetail::hybrid {
 namespace {
 
@@ -83,13 +88,29 @@ Partial potentials_task(const Parameters& parameters, const Shard& shard) {
   return {{potentials}, static_cast<double>(shard.size)};
 }
 
-/// Parameters: points (M, D) float64, which squares are lowered to. Partial: the sum of the squares.
+/// Parameters: points (M, D) float64, which squares are lowered to; how many shards there are, () int64. Partial: the
+/// sums of the squares of each shard, float64.
 Partial include_task(const Parameters& parameters, const Shard& shard) {
   const Rows rows(shard);
   const at::Tensor& points = parameters[0];
   const double sum = include_points(rows.x().const_data_ptr<float>(), points.const_data_ptr<double>(), points.size(0),
                                     shard.size, points.size(1), rows.squares());
-  return {{number(sum)}, static_cast<double>(shard.size)};
+  const at::Tensor sums = at::zeros({parameters[1].item<int64_t>()}, at::kDouble);
+  sums[shard.begin / kKMeansGrain] = sum;
+  return {{sums}, static_cast<double>(shard.size)};
+}
+
+/// Parameters: shards (T) int64, uniform numbers (T) of [0, 1], float64. Partial: of those drawn from this shard, by
+/// draw_by_mass of the squares, the row; else 0, int64. On any device.
+Partial draw_task(const Parameters& parameters, const Shard& shard) {
+  // Sums along a vector have an order on the CPU only.
+  const at::Tensor shards = parameters[0].cpu(), uniform = parameters[1].cpu();
+  const at::Tensor rows = at::zeros_like(shards), here = (shards == shard.begin / kKMeansGrain).nonzero().flatten();
+  if (here.numel() > 0) {
+    const at::Tensor squares = rows_of(shard, KMeansData::kSquares).cpu();
+    rows.index_copy_(0, here, draw_by_mass(squares, uniform.index_select(0, here)) + shard.begin);
+  }
+  return {{rows.to(parameters[0].device())}, static_cast<double>(shard.size)};
 }
 
 const TaskRegistration kNorms("kmeans.norms", at::kCPU, norms_task, {KMeansData::kNorms});
@@ -98,6 +119,8 @@ const TaskRegistration kBatch("kmeans.batch", at::kCPU, batch_task);
 const TaskRegistration kDistances("kmeans.distances", at::kCPU, distances_task, {KMeansData::kSquares});
 const TaskRegistration kPotentials("kmeans.potentials", at::kCPU, potentials_task);
 const TaskRegistration kInclude("kmeans.include", at::kCPU, include_task, {KMeansData::kSquares});
+const TaskRegistration kDraw("kmeans.draw", at::kCPU, draw_task);
+const TaskRegistration kDrawOnGpu("kmeans.draw", at::kCUDA, draw_task);
 
 }  // namespace
 }  // namespace dovetail::hybrid

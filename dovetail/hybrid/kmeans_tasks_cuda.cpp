@@ -82,7 +82,9 @@ Partial include_task(const Parameters& parameters, const Shard& shard) {
   const at::Tensor& squares = rows[KMeansData::kSquares];
   for (const at::Tensor& point : parameters[0].unbind(0))
     squares.copy_(at::minimum(squares, squares_to(rows[KMeansData::kX], point)));
-  return {{squares.sum()}, static_cast<double>(shard.size)};
+  const at::Tensor sums = at::zeros({parameters[1].item<int64_t>()}, squares.options());
+  sums[shard.begin / kKMeansGrain] = squares.sum();
+  return {{sums}, static_cast<double>(shard.size)};
 }
 
 const TaskRegistration kNorms("kmeans.norms", at::kCUDA, norms_task, {KMeansData::kNorms});

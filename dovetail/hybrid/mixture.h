@@ -40,7 +40,7 @@ struct MixtureIteration {
   int64_t iteration = 0;      ///< from 1
   double log_likelihood = 0;  ///< of a row, in the mean, under the parameters before it
   double seconds = 0;
-  std::vector<at::Tensor> state = {};  ///< MixtureOptions::state; none after the last iteration
+  std::vector<at::Tensor> state = {};  ///< MixtureOptions::state; none where it converged
 };
 
 struct MixtureResult {

@@ -39,7 +39,8 @@ std::vector<int64_t> bounds_of(const std::vector<int64_t>& shares) {
 
 /// What a node tells the others about its part of a job.
 struct Told {
-  std::string failure;  ///< empty: none
+  std::string failure, help;  ///< empty: none
+  bool by_the_user = false;   ///< the failure is a UserError
   double seconds = 0;
   std::vector<BlockSum> blocks;
 };
@@ -48,16 +49,21 @@ void append(std::string& bytes, int64_t number) {
   bytes.append(reinterpret_cast<const char*>(&number), sizeof(number));
 }
 
-/// Numbers of 64 bits: failure, seconds, blocks, tensors of a block; of each tensor dtype and sizes, which all
-/// blocks share; of each block its place and weight. Then all bytes of the tensors.
+void append(std::string& bytes, const std::string& text) {
+  append(bytes, std::ssize(text));
+  bytes += text;
+}
+
+/// Failure and its help; numbers of 64 bits: whether it is the user's, seconds, blocks, tensors of a block; of each
+/// tensor dtype and sizes, which all blocks share; of each block its place and weight. Then all bytes of the tensors.
 std::string pack(const Told& told) {
   const std::vector<at::Tensor> shapes =
       told.blocks.empty() ? std::vector<at::Tensor>() : told.blocks[0].partial.tensors;
   std::string bytes;
-  append(bytes, std::ssize(told.failure));
-  bytes += told.failure;
-  for (const int64_t number :
-       {std::bit_cast<int64_t>(told.seconds), std::ssize(told.blocks), static_cast<int64_t>(std::ssize(shapes))})
+  append(bytes, told.failure);
+  append(bytes, told.help);
+  for (const int64_t number : {int64_t{told.by_the_user}, std::bit_cast<int64_t>(told.seconds), std::ssize(told.blocks),
+                               static_cast<int64_t>(std::ssize(shapes))})
     append(bytes, number);
   for (const at::Tensor& tensor : shapes) {
     append(bytes, static_cast<int64_t>(tensor.scalar_type()));
@@ -90,6 +96,7 @@ class Reader {
     std::memcpy(&value, take(sizeof(value)).data(), sizeof(value));
     return value;
   }
+  std::string text() { return std::string(take(static_cast<size_t>(number()))); }
 
  private:
   std::string_view left_;
@@ -98,7 +105,9 @@ class Reader {
 Told unpack(std::string_view bytes) {
   Reader reader(bytes);
   Told told;
-  told.failure = reader.take(static_cast<size_t>(reader.number()));
+  told.failure = reader.text();
+  told.help = reader.text();
+  told.by_the_user = reader.number() != 0;
   told.seconds = std::bit_cast<double>(reader.number());
   told.blocks.resize(static_cast<size_t>(reader.number()));
   std::vector<std::pair<at::ScalarType, std::vector<int64_t>>> shapes(static_cast<size_t>(reader.number()));
@@ -126,22 +135,20 @@ Told unpack(std::string_view bytes) {
 Nodes::Nodes(std::shared_ptr<Group> group, std::shared_ptr<Runtime> executors)
     : group_(std::move(group)), executors_(std::move(executors)), reports_(static_cast<size_t>(group_->size())) {}
 
-Nodes::Bounds Nodes::bounds_for(const std::string& key, int64_t shards) {
+Nodes::Bounds Nodes::bounds_for(Table& table, int64_t shards) const {
   const auto nodes = static_cast<int64_t>(reports_.size());
-  std::vector<int64_t>& shares = shares_[key];
-  if (std::accumulate(shares.begin(), shares.end(), int64_t{0}) != shards) {
+  std::vector<int64_t>& shares = table.shares;
+  if (shares.empty()) {
     shares.assign(reports_.size(), shards / nodes);
     for (int64_t r = 0; r < shards % nodes; ++r) ++shares[static_cast<size_t>(r)];
   }
-  const std::vector<SpeedHistory>& speeds = speeds_[key];
-  if (speeds.empty()) return bounds_of(shares);
   // A node without any shard would no longer be measured.
-  std::vector<DeviceCost> costs;
-  for (const SpeedHistory& history : speeds) {
-    if (!history.speed()) return bounds_of(shares);
-    costs.push_back({.row_s = history.speed()->row_s, .min_rows = shards >= nodes ? 1 : 0});
+  std::vector<DeviceCost> costs(reports_.size(), {.row_s = 0, .min_rows = shards >= nodes ? 1 : 0});
+  for (const auto& [key, times] : table.times) {
+    if (!std::ranges::all_of(times.nodes, [](const SpeedHistory& node) { return node.speed().has_value(); })) continue;
+    for (size_t r = 0; r < costs.size(); ++r) costs[r].row_s += times.recent * times.nodes[r].speed()->row_s;
   }
-  shares = move_shares(shares, shards, costs, 1, kHysteresis);
+  if (costs[0].row_s > 0) shares = move_shares(shares, shards, costs, 1, kHysteresis);
   return bounds_of(shares);
 }
 
@@ -170,6 +177,9 @@ std::string Nodes::compute(const std::string& task, const Parameters& parameters
     told.blocks = executors_ ? executors_->run_blocks(task, parameters, mine, begin)
                              : run_task_blocks(task, parameters, mine, begin);
   } catch (const std::exception& error) {
+    const auto* by_the_user = dynamic_cast<const UserError*>(&error);
+    told.by_the_user = by_the_user != nullptr;
+    if (by_the_user != nullptr) told.help = by_the_user->help();
     told.failure = error.what();
     if (told.failure.empty()) told.failure = "an exception without a message";
   }
@@ -177,19 +187,21 @@ std::string Nodes::compute(const std::string& task, const Parameters& parameters
   return pack(told);
 }
 
-Partial Nodes::merge(const std::string& task, const std::string& key, const Bounds& bounds,
+Partial Nodes::merge(const std::string& task, Times& times, const Bounds& bounds,
                      const std::vector<std::string>& sent) {
   std::vector<Told> told;
   told.reserve(sent.size());
   for (const std::string& bytes : sent) told.push_back(unpack(bytes));
-  for (size_t r = 0; r < told.size(); ++r)
-    if (!told[r].failure.empty()) throw CommError(fmt::format("{} failed on node {}: {}", task, r, told[r].failure));
-  std::vector<SpeedHistory>& speeds = speeds_[key];
-  speeds.resize(told.size());
+  for (size_t r = 0; r < told.size(); ++r) {
+    if (told[r].failure.empty()) continue;
+    const std::string what = fmt::format("{} failed on node {}: {}", task, r, told[r].failure);
+    if (told[r].by_the_user) throw UserError(what, told[r].help);
+    throw CommError(what);
+  }
   TreeSum sum;
   for (size_t r = 0; r < told.size(); ++r) {
     if (const int64_t shards = size_of(range_of(bounds, r)); shards > 0)
-      speeds[r].add(1, std::max(told[r].seconds, 1e-9) / static_cast<double>(shards));
+      times.nodes[r].add(1, std::max(told[r].seconds, 1e-9) / static_cast<double>(shards));
     reports_[r].seconds += told[r].seconds;
     for (BlockSum& block : told[r].blocks) sum.add(std::move(block));
   }
@@ -199,14 +211,19 @@ Partial Nodes::merge(const std::string& task, const std::string& key, const Boun
 Partial Nodes::run(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards) {
   DOVETAIL_CHECK(!shards.empty(), "task {} on no shards", task);
   const std::string key = job_key(task, parameters, shards);
-  const Bounds bounds = bounds_for(key, std::ssize(shards));
   const Shard all = all_of(shards);
+  Table& table = tables_[{all.size, std::ssize(shards)}];
+  const Bounds bounds = bounds_for(table, std::ssize(shards));
   compare(task, key, parameters, all, std::ssize(shards));
   Bounds rows;
   for (const int64_t place : bounds)
     rows.push_back(place < std::ssize(shards) ? shards[static_cast<size_t>(place)].begin - all.begin : all.size);
   bring_rows(all, rows);
-  Partial sum = merge(task, key, bounds, all_gather_bytes(*group_, compute(task, parameters, shards, bounds)));
+  for (auto& [other, times] : table.times) times.recent *= 0.9;
+  Times& times = table.times[key];
+  times.recent += 1;
+  times.nodes.resize(reports_.size());
+  Partial sum = merge(task, times, bounds, all_gather_bytes(*group_, compute(task, parameters, shards, bounds)));
   for (size_t r = 0; r < reports_.size(); ++r) reports_[r].rows += size_of(range_of(rows, r));
   for (const size_t index : find_task(task, all.location.type()).writes) written_[{all.data, index}] = rows;
   return sum;

@@ -25,9 +25,10 @@ namespace dovetail::hybrid {
 /// by itself, so nothing else is published. Parameters, and the first tensor of data with the first job on it, are
 /// compared by a digest: nodes with other rows, options or arithmetic end with an error.
 ///
-/// Ranges follow the times that nodes took for their shards of late, exchanged with the sums: they are equal at first,
-/// and move when all would then be done sooner by more than kHysteresis. Rows that tasks write lie on the node that
-/// wrote them, and go to another one when it is about to compute on them, or when `rows` asks for all.
+/// Ranges follow the times that nodes took for their shards of late, exchanged with the sums: they are equal in the
+/// first job on a table, and move when all would then be done sooner by more than kHysteresis. All tasks on a table
+/// have one range, that by which what ran on it of late would have been done the soonest, since rows that tasks write
+/// lie on the node that wrote them, and go to another one when ranges have moved, or when `rows` asks for all.
 class Nodes : public Workers {
  public:
   static constexpr double kHysteresis = 0.05;
@@ -35,8 +36,8 @@ class Nodes : public Workers {
   /// Without executors a node has this process' threads.
   Nodes(std::shared_ptr<Group> group, std::shared_ptr<Runtime> executors);
 
-  /// Where a task throws on a node, and where nodes differ, all throw CommError that names them; also where one dies.
-  /// Rows that the task writes are then spent.
+  /// Where a task throws on a node all throw the same, UserError or CommError, and name it; CommError that names them
+  /// where nodes differ or one dies. Rows that the task writes are then spent.
   Partial run(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards) override;
   at::Tensor rows(const ResidentData& data, size_t index) override;
 
@@ -54,13 +55,22 @@ class Nodes : public Workers {
   /// Node r has [bounds[r], bounds[r + 1]).
   using Bounds = std::vector<int64_t>;
 
+  /// A task on a table.
+  struct Times {
+    double recent = 0;                ///< how often it ran, a job less by a tenth with each later one
+    std::vector<SpeedHistory> nodes;  ///< of each: seconds of a shard
+  };
+  struct Table {
+    std::vector<int64_t> shares;         ///< of each node: shards
+    std::map<std::string, Times> times;  ///< by job_key
+  };
+
   void compare(const std::string& task, const std::string& key, const Parameters& parameters, const Shard& all,
                int64_t shards);
-  Bounds bounds_for(const std::string& key, int64_t shards);
+  Bounds bounds_for(Table& table, int64_t shards) const;
   std::string compute(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards,
                       const Bounds& bounds);
-  Partial merge(const std::string& task, const std::string& key, const Bounds& bounds,
-                const std::vector<std::string>& sent);
+  Partial merge(const std::string& task, Times& times, const Bounds& bounds, const std::vector<std::string>& sent);
   void move_rows(const Shard& all, size_t index, const Bounds& from,
                  const std::vector<std::pair<int64_t, int64_t>>& to);
   void bring_rows(const Shard& all, const Bounds& bounds);
@@ -68,10 +78,9 @@ class Nodes : public Workers {
   std::shared_ptr<Group> group_;
   std::shared_ptr<Runtime> executors_;
   std::vector<Report> reports_;
-  std::map<std::string, std::vector<SpeedHistory>> speeds_;  ///< by job_key, of each node: seconds of a shard
-  std::map<std::string, std::vector<int64_t>> shares_;       ///< by job_key, of each node: shards
-  std::map<std::pair<int64_t, size_t>, Bounds> written_;     ///< by data and tensor: rows that only their node has
-  std::set<int64_t> known_;                                  ///< data that was compared
+  std::map<std::pair<int64_t, int64_t>, Table> tables_;   ///< by rows and shards
+  std::map<std::pair<int64_t, size_t>, Bounds> written_;  ///< by data and tensor: rows that only their node has
+  std::set<int64_t> known_;                               ///< data that was compared
 };
 
 }  // namespace dovetail::hybrid

@@ -51,7 +51,7 @@ struct LogisticIteration {
   double loss = 0;        ///< of a row, in the mean, and the penalty
   double gradient = 0;    ///< its largest element, as for the tolerance
   double seconds = 0;
-  std::vector<at::Tensor> state = {};  ///< LogisticOptions::state; none after the last iteration
+  std::vector<at::Tensor> state = {};  ///< LogisticOptions::state; none where it converged
 };
 
 struct LogisticResult {

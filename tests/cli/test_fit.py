@@ -216,6 +216,7 @@ def test_executors_change_nothing_but_who_computes(tmp_path):
         (["pca", "--l2", 4], "not of `dovetail fit pca`"),
         (["linear", "--target", "y", "--seed", 4], "--seed is an option of `dovetail fit gmm`, `pca`, not of"),
         (["forest", "--target", "x1"], "forest"),
+        (["pca", "--timeout", 9], "--timeout is about several nodes, but there is one"),
         (["linear", "--target", "y", "--executors", "cpu:1", "--threads", 2], "give only --executors cpu:1"),
     ],
 )

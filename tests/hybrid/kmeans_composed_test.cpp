@@ -24,11 +24,12 @@ TEST(KMeansComposed, TasksAreThoseOfTheCpu) {
   const at::Tensor x = raw_features(3000, 7, 12, 3), shift = x.mean(0);
   const at::Tensor centres = some_rows(x, 12), points = some_rows(x, 3);
   const Rows ours(x), theirs(x);
-  const std::vector<std::pair<std::string, Parameters>> jobs = {{"kmeans.norms", {shift}},
-                                                                {"kmeans.assign", {centres, shift}},
-                                                                {"kmeans.distances", {centres}},
-                                                                {"kmeans.potentials", {points}},
-                                                                {"kmeans.include", {points}}};
+  const std::vector<std::pair<std::string, Parameters>> jobs = {
+      {"kmeans.norms", {shift}},
+      {"kmeans.assign", {centres, shift}},
+      {"kmeans.distances", {centres}},
+      {"kmeans.potentials", {points}},
+      {"kmeans.include", {points, at::scalar_tensor(1, at::kLong)}}};
   for (const auto& [task, parameters] : jobs) {
     SCOPED_TRACE(task);
     EXPECT_EQ(find_task(task, at::kCUDA).writes, find_task(task, at::kCPU).writes);
@@ -46,6 +47,19 @@ TEST(KMeansComposed, TasksAreThoseOfTheCpu) {
     EXPECT_TRUE((ours.data.tensor(KMeansData::kNorms).to(at::kDouble) >= norms).all().item<bool>());
     expect_close(ours.data.tensor(KMeansData::kNorms), theirs.data.tensor(KMeansData::kNorms), 1e-6);
   }
+}
+
+TEST(KMeansComposed, CutsRowsWhereThereAreManyCentres) {
+  const at::Tensor x = normal({3000, 2}, 3), shift = x.mean(0);
+  // With 3000 rows more than kElements; of float64, so that no two are equally near.
+  const at::Tensor centres = normal({12000, 2}, 4, at::kDouble);
+  const Rows ours(x), theirs(x);
+  theirs.run("kmeans.norms", at::kCPU, {shift});
+  const Partial composed = ours.run("kmeans.assign", at::kCUDA, {centres, shift});
+  const Partial expected = theirs.run("kmeans.assign", at::kCPU, {centres, shift});
+  for (size_t i = 0; i < expected.tensors.size(); ++i) expect_close(composed.tensors[i], expected.tensors[i], 1e-12);
+  EXPECT_EQ((ours.data.tensor(KMeansData::kLabels) != theirs.data.tensor(KMeansData::kLabels)).sum().item<int64_t>(),
+            0);
 }
 
 TEST(KMeansComposed, BatchesAreThoseOfTheCpu) {

@@ -62,6 +62,23 @@ TEST(KMeansInit, DrawsByDistanceFindEveryCloudHoweverSmall) {
   }
 }
 
+TEST(KMeansInit, DrawsAreThoseOfOneSumOverAllRows) {
+  const at::Tensor x = normal({3 * kKMeansGrain + 77, 3}, 1), points = some_rows(x, 3);
+  KMeansData data(x);
+  for (const int64_t count : {1, 3}) {
+    data.forget_closest();
+    data.include(points.slice(0, 0, count));
+    const at::Tensor squares = at::cdist(x.to(at::kDouble), points.slice(0, 0, count)).square().amin(1);
+    const at::Tensor uniform = at::rand({200}, at::make_generator<at::CPUGeneratorImpl>(7), at::kDouble);
+    const at::Tensor upto = squares.cumsum(0), place = uniform * upto[-1], rows = data.draw(uniform);
+    // Where the sums come within rounding of the place, the next row is as right.
+    const double near = 1e-9 * upto[-1].item<double>();
+    EXPECT_TRUE((upto.index_select(0, rows) >= place - near).all().item<bool>());
+    EXPECT_TRUE((upto.index_select(0, rows) - squares.index_select(0, rows) <= place + near).all().item<bool>());
+    EXPECT_GT(std::get<0>(at::_unique(rows)).numel(), 190);
+  }
+}
+
 TEST(KMeansInit, RepeatsARowWhereFewerDiffer) {
   const at::Tensor x = at::tensor({1.0f, 1.0f, 2.0f, 2.0f, 2.0f}).unsqueeze(1);
   for (const KMeansInit init : {KMeansInit::kPlusPlus, KMeansInit::kParallel}) {

@@ -14,7 +14,6 @@
 namespace dovetail::hybrid::testing {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 std::shared_ptr<Runtime> pausing(double seconds) {
@@ -100,19 +99,33 @@ TEST(Nodes, BringRowsOnceWhereverTheyAreRead) {
 }
 
 Partial fail_in_the_second_half(const Parameters&, const Shard& shard) {
-  if (shard.begin >= 140) throw UserError("row 140 is bad");
+  if (shard.begin >= 210) throw std::runtime_error("out of luck");
+  if (shard.begin >= 140) throw UserError("row 140 is bad", "mend the row");
   return {{at::scalar_tensor(1.0)}, 1};
 }
 const TaskRegistration kFail("test.fail_in_the_second_half", at::kCPU, fail_in_the_second_half);
 
-TEST(Nodes, NameTheOneThatFailed) {
-  const auto errors = errors_of(3, [](int, const std::shared_ptr<Group>& group) {
+TEST(Nodes, AllThrowWhatOneDidAndNameIt) {
+  run_nodes(3, [](int, const std::shared_ptr<Group>& group) {
     Nodes ours(group, nullptr);
     Numbers numbers(280);
-    ours.run("test.fail_in_the_second_half", {}, numbers.shards());
+    try {
+      ours.run("test.fail_in_the_second_half", {}, numbers.shards());
+      ADD_FAILURE() << "added up";
+    } catch (const UserError& error) {  // node 1 comes first
+      EXPECT_STREQ(error.what(), "test.fail_in_the_second_half failed on node 1: row 140 is bad");
+      EXPECT_EQ(error.help(), "mend the row");
+    }
+    Numbers second(210), third(560);
+    const std::vector<Shard> all = third.shards();
+    EXPECT_NO_THROW(ours.run("test.advance", {factor(0)}, second.shards())) << "the failed job stays";
+    try {
+      ours.run("test.fail_in_the_second_half", {}, {all.begin() + 40, all.end()});
+      ADD_FAILURE() << "added up";
+    } catch (const CommError& error) {
+      EXPECT_STREQ(error.what(), "test.fail_in_the_second_half failed on node 0: out of luck");
+    }
   });
-  for (const std::string& error : errors)
-    EXPECT_THAT(error, AllOf(HasSubstr("test.fail_in_the_second_half failed on node 1"), HasSubstr("row 140 is bad")));
 }
 
 TEST(Nodes, RefuseToAddUpDifferentJobs) {
@@ -134,6 +147,19 @@ TEST(Nodes, RefuseToAddUpDifferentJobs) {
                     HasSubstr("nodes 0 and 2 run different jobs: their data or parameters of test.advance differ"));
       }
     }
+  });
+}
+
+TEST(Nodes, DrawCentresWithoutMovingDistances) {
+  const at::Tensor x = raw_features(70000, 4, 9, 5);  // five shards
+  KMeansData alone(x);
+  const at::Tensor expected = initial_centres(alone, 12, KMeansInit::kPlusPlus, 3);
+  run_nodes(2, [&](int, const std::shared_ptr<Group>& group) {
+    const auto nodes = std::make_shared<Nodes>(group, pausing(0.01));
+    KMeansData data(x, nodes);
+    EXPECT_TRUE(at::equal(initial_centres(data, 12, KMeansInit::kPlusPlus, 3), expected));
+    // Of five shards one at most, when ranges first follow the speeds; all distances for a centre would be 70000.
+    EXPECT_LE(nodes->report()[0].moved + nodes->report()[1].moved, 4 * kKMeansGrain);
   });
 }
 

@@ -17,26 +17,33 @@ struct Course {
   std::vector<at::Tensor> result;
   std::vector<State> states;
   int64_t iterations = 0;
+  bool converged = true;
 };
 
-/// `fit` goes on from a state, or starts where it is empty, and takes more than `least` iterations. Each but the last
-/// has a state.
+/// `fit` goes on from a state, or starts where it is empty, and takes more than `least` iterations. Each but one that
+/// converged has a state.
 template <class Fit>
 void expect_to_go_on(int64_t least, const Fit& fit) {
   const Course whole = fit(State());
   const int64_t iterations = whole.iterations;
   ASSERT_GT(iterations, least);
   ASSERT_EQ(std::ssize(whole.states), iterations);
-  EXPECT_TRUE(whole.states.back().empty()) << "there is nothing to go on with";
-  for (int64_t done = 1; done < iterations; ++done) {
+  for (int64_t done = 1; done <= iterations; ++done) {
     const State& state = whole.states[static_cast<size_t>(done - 1)];
-    ASSERT_FALSE(state.empty()) << "after " << done;
+    ASSERT_EQ(state.empty(), whole.converged && done == iterations) << "after " << done;
+    if (state.empty()) continue;
     const Course rest = fit(state);
     EXPECT_EQ(rest.iterations, iterations);
     EXPECT_EQ(std::ssize(rest.states), iterations - done);
     for (size_t i = 0; i < whole.result.size(); ++i)
       EXPECT_TRUE(at::equal(rest.result[i], whole.result[i])) << "tensor " << i << " after " << done;
   }
+}
+
+Course course_of(const KMeansResult& result) {
+  return {.result = {result.centres, result.labels, result.counts, at::scalar_tensor(result.inertia, at::kDouble)},
+          .iterations = result.iterations,
+          .converged = result.converged};
 }
 
 at::Tensor number(double value) { return at::scalar_tensor(value, at::kDouble); }
@@ -48,32 +55,49 @@ TEST(Stopped, LloydGoesOnUntilNoLabelChanges) {
   std::vector<int64_t> changed;
   expect_to_go_on(3, [&](const State& state) {
     KMeansData data(x);
-    Course run;
+    std::vector<State> states;
     const KMeansResult result = lloyd(data, start, {.tolerance = 0, .state = state}, [&](const LloydIteration& line) {
-      run.states.push_back(line.state);
+      states.push_back(line.state);
       if (state.empty()) changed.push_back(*line.changed);
       if (!state.empty()) {
         EXPECT_EQ(*line.changed, changed.at(static_cast<size_t>(line.iteration - 1)));
       }
     });
     EXPECT_TRUE(result.converged);
-    run.iterations = result.iterations;
-    run.result = {result.centres, result.labels, result.counts, number(result.inertia)};
+    Course run = course_of(result);
+    run.states = std::move(states);
     return run;
   });
+}
+
+TEST(Stopped, LloydAndMiniBatchesGoOnToTheLastIterationTheyMay) {
+  const at::Tensor x = raw_features(2000, 3, 6, 2), start = some_rows(x, 6);
+  for (const bool batches : {false, true})
+    expect_to_go_on(3, [&](const State& state) {
+      KMeansData data(x);
+      std::vector<State> states;
+      const auto add = [&](const LloydIteration& line) { states.push_back(line.state); };
+      const KMeansResult result = batches
+                                      ? mini_batch(data, start, {.batch = 300, .iterations = 4, .state = state}, add)
+                                      : lloyd(data, start, {.iterations = 4, .tolerance = 0, .state = state}, add);
+      EXPECT_FALSE(result.converged);
+      Course run = course_of(result);
+      run.states = std::move(states);
+      return run;
+    });
 }
 
 TEST(Stopped, MiniBatchesGoOnUntilPatienceIsOver) {
   const at::Tensor x = raw_features(2000, 3, 6, 2);
   const auto fit = [&](const State& state) {
     KMeansData data(x);
-    Course run;
+    std::vector<State> states;
     const KMeansResult result =
         mini_batch(data, some_rows(x, 6), {.batch = 300, .iterations = 100, .patience = 4, .state = state},
-                   [&](const LloydIteration& line) { run.states.push_back(line.state); });
+                   [&](const LloydIteration& line) { states.push_back(line.state); });
     EXPECT_TRUE(result.converged);
-    run.iterations = result.iterations;
-    run.result = {result.centres, result.labels, result.counts, number(result.inertia)};
+    Course run = course_of(result);
+    run.states = std::move(states);
     return run;
   };
   expect_to_go_on(5, fit);

@@ -26,7 +26,7 @@ def clouds(rows, columns, k):
 
 def launched(words, folder, ranks=2):
     done = subprocess.run(
-        [BINARY, "launch", "-n", str(ranks), *map(str, words), "--json"],
+        [BINARY, "launch", "-n", str(ranks), *map(str, words), "--timeout", "250", "--json"],
         cwd=folder,
         capture_output=True,
         text=True,
