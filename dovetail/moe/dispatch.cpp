@@ -64,16 +64,19 @@ Dispatch checked(Dispatch to, int64_t capacity) {
   return to;
 }
 
+/// On the CPU.
+Dispatch sorted_dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts, int64_t capacity) {
+  const auto made = operation("dovetail::moe_dispatch", {.reads = {expert.contiguous(), slot.contiguous()}},
+                              [experts](const Operands& of) { return sorted(of.reads[0], of.reads[1], experts); });
+  const Dispatch out{
+      .begin = {}, .choice = made[1], .token = made[2], .capacity = capacity, .row_of_token = {}, .first = made[0]};
+  return operations_are_recorded() ? out : out.known();
+}
+
 }  // namespace
 
 Dispatch dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts) {
-  if (expert.is_cuda()) return gpu::dispatch(expert, slot, experts);
-  if (operations_are_recorded())
-    throw UserError(
-        "moe: experts without padding have other numbers of rows in each step, which a recorded step cannot",
-        "pad them (model.moe.pad_to_capacity = true), or train without memory.budget");
-  const auto made = sorted(expert.contiguous(), slot.contiguous(), experts);
-  return Dispatch{.begin = {}, .choice = made[1], .token = made[2], .first = made[0]}.known();
+  return expert.is_cuda() ? gpu::dispatch(expert, slot, experts) : sorted_dispatch(expert, slot, experts, 0);
 }
 
 Dispatch padded_dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts, int64_t capacity) {
@@ -81,11 +84,7 @@ Dispatch padded_dispatch(const at::Tensor& expert, const at::Tensor& slot, int64
   user_check(
       capacity > 0 || !operations_are_recorded(),
       "moe: experts have no places in a chunk; a lower parallel.overlap or a higher capacity_factor gives them some");
-  const auto made = operation("dovetail::moe_dispatch", {.reads = {expert.contiguous(), slot.contiguous()}},
-                              [experts](const Operands& of) { return sorted(of.reads[0], of.reads[1], experts); });
-  const Dispatch out{
-      .begin = {}, .choice = made[1], .token = made[2], .capacity = capacity, .row_of_token = {}, .first = made[0]};
-  return operations_are_recorded() ? out : out.known();
+  return sorted_dispatch(expert, slot, experts, capacity);
 }
 
 Dispatch Dispatch::known() const {

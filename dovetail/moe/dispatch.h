@@ -37,7 +37,7 @@ struct Dispatch {
   int64_t places() const { return capacity > 0 ? experts() * capacity : rows(); }
 };
 /// expert and slot (T, k) as of a Routing. On a GPU the experts' counts are copied to the host, which waits for them.
-/// UserError while a step is recorded: experts have other numbers of rows in each.
+/// A recorded step can have it for experts that are one operation (`feed_forward`) and of which none drops a choice.
 Dispatch dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts);
 /// The same with `capacity` places for each expert, of which none may have more rows. A recorded step can have it.
 Dispatch padded_dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts, int64_t capacity);

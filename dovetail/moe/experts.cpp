@@ -1,6 +1,7 @@
 #include "dovetail/moe/experts.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -105,6 +106,16 @@ Dispatch with_usual_sizes(const Dispatch& to, const at::Tensor& x, const at::Ten
   return out;
 }
 
+/// In an operation. A recorded step has a row for every choice, whichever its expert: all sizes are those of any step.
+Dispatch of_this_step(const variable_list& reads, size_t count, const DispatchNumbers& numbers) {
+  const Dispatch given = dispatch_behind(reads, count, numbers);
+  Dispatch to = given.known();
+  user_check(to.rows() == given.choice.size(0),
+             "experts: {} of {} choices were dropped, but without padding a recorded step has a row for each",
+             given.choice.size(0) - to.rows(), given.choice.size(0));
+  return to;
+}
+
 /// An uninitialised matrix for each run, `wide` times its width.
 variable_list matrices(const Dispatch& to, const std::vector<Run>& runs, int64_t wide,
                        const at::TensorOptions& options) {
@@ -134,8 +145,8 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     auto made = operation("dovetail::experts", {.reads = with_dispatch(tensors.vec(), to)},
                           [numbers = numbers_of(to), activation, bias](const Operands& of) {
                             const size_t count = of.reads.size() - kDispatchTensors;
-                            return run(at::TensorList(of.reads).slice(0, count),
-                                       dispatch_behind(of.reads, count, numbers), activation, bias);
+                            return run(at::TensorList(of.reads).slice(0, count), of_this_step(of.reads, count, numbers),
+                                       activation, bias);
                           });
     variable_list saved = tensors.vec();
     saved.insert(saved.end(), made.begin() + 1, made.end());
@@ -155,9 +166,9 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
         operation("dovetail::experts_gradient", std::move(of),
                   [numbers = numbers_of(to), at, activation = context->saved_data["activation"].toStringRef(),
                    wants_x = context->needs_input_grad(Places::kX)](const Operands& given) {
-                    return differentiate(
-                        given.reads, dispatch_behind(given.reads, given.reads.size() - 1 - kDispatchTensors, numbers),
-                        at, activation, wants_x);
+                    return differentiate(given.reads,
+                                         of_this_step(given.reads, given.reads.size() - 1 - kDispatchTensors, numbers),
+                                         at, activation, wants_x);
                   });
     out.resize(at.count() + 3);  // and the other arguments'
     return out;
@@ -235,9 +246,12 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     }
 
     if (at.bias) {  // of which the weights' gradients are products too
-      const ByExpert dweight(to, row_dweight);
+      const at::Tensor of_bias = at::empty({to.rows(), 1}, x.options());
+      const ByExpert of_expert(to, of_bias);
       for (int64_t e = 0; e < at.experts; ++e)
-        dweight[e].add_(gemm(dy, saved[at.down_bias(e)].unsqueeze(1), {.a_rows = token[e]}).squeeze(1));
+        calls.push_back({of_expert[e], dy, saved[at.down_bias(e)].unsqueeze(1), {.a_rows = token[e]}});
+      run_calls();
+      row_dweight.add_(of_bias.squeeze(1));
     }
 
     // What only down's gradients read goes before up's are made.
@@ -297,6 +311,14 @@ at::TensorList of_run(const variable_list& list, const Run& run) {
   return at::TensorList(list).slice(static_cast<size_t>(run.first), static_cast<size_t>(run.end - run.first));
 }
 
+void refuse_if_recorded(const Dispatch& to, const char* what) {
+  if (to.is_known()) return;
+  throw UserError(
+      fmt::format("moe: {} have tensors of other sizes in each step without padding, which a recorded step cannot",
+                  what),
+      "pad them (model.moe.drop = \"position\", pad_to_capacity = true), or train without memory.budget");
+}
+
 bool by_rows_on_gpu(const at::Tensor& x) {
   const bool narrow = x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
   return x.is_cuda() && narrow && kernel_enabled(Kernel::kExperts);
@@ -349,6 +371,9 @@ at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dis
       return linear(activation->apply(h), experts.down[e], bias_of(experts.down_bias));
     });
   }
+  // Products in bfloat16 add up in float32 where they have many terms, that is where an expert has many rows.
+  if (x.scalar_type() != at::kFloat) refuse_if_recorded(to, "experts in bfloat16");
+  if (!use_kernel(Kernel::kGemm, x)) refuse_if_recorded(to, "experts multiplied by ATen");
   variable_list tensors = {x.contiguous(), weight};
   for (const auto* list : {&experts.up, &experts.down, &experts.up_bias, &experts.down_bias})
     tensors.insert(tensors.end(), list->begin(), list->end());
@@ -357,6 +382,7 @@ at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dis
 
 at::Tensor apply_experts(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
                          const std::function<at::Tensor(int64_t, const at::Tensor&)>& expert) {
+  refuse_if_recorded(to, "experts of which each is an operation of its own (quantized ones, float64)");
   const at::Tensor weights = weight.reshape({-1, 1});
   at::Tensor y = at::zeros(x.sizes(), weights.options().requires_grad(false));
   for (int64_t e = 0; e < to.experts(); ++e) {

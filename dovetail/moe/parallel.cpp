@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/moe/parts.h"
 #include "dovetail/mx/feed_forward.h"
@@ -236,6 +237,10 @@ at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight, 
   check_plan(plan, ranks, local);
   user_check(!x.is_cuda(), "experts over ranks have no version for CUDA; train on one rank or on the CPU, x is {}",
              describe(x));
+  if (!capacity && operations_are_recorded())
+    throw UserError(
+        "moe: without padding ranks exchange other numbers of rows in each step, which a recorded step cannot",
+        "pad them (model.moe.pad_to_capacity = true), or train without memory.budget");
   const Placement& placement = ranks.placement;
   const Choices choices{expert, slot};
   const bool gathers_all = plan.shards == 0;

@@ -24,9 +24,17 @@ void check_planned(const RunConfig& config) {
   if (moe.experts == 0) return;
   refuse(moe.router == "expert_choice", "model.moe.router = \"expert_choice\"",
          "a token has another number of experts in each step", "let tokens choose, or leave memory.budget out");
-  refuse(!moe.pad_to_capacity, "model.moe.pad_to_capacity = false", "experts have other numbers of rows in each step",
-         "give them a capacity (drop = \"position\") and pad_to_capacity = true, or leave memory.budget out");
-  refuse(moe.capacity_factor <= 0, fmt::format("model.moe.capacity_factor = {}", moe.capacity_factor),
+  refuse(!moe.pad_to_capacity && config.parallel.expert > 1,
+         fmt::format("model.moe.pad_to_capacity = false and parallel.expert = {}", config.parallel.expert),
+         "ranks exchange other numbers of rows in each step",
+         "give experts a capacity (drop = \"position\") and pad_to_capacity = true, or leave memory.budget out");
+  refuse(!moe.pad_to_capacity && (moe.drop != "none" || moe.second_expert == "random"),
+         fmt::format("model.moe.pad_to_capacity = false, drop = \"{}\" and second_expert = \"{}\"", moe.drop,
+                     moe.second_expert),
+         "other numbers of choices are dropped in each step",
+         "set pad_to_capacity = true, or drop none, or leave memory.budget out");
+  refuse(moe.pad_to_capacity && moe.capacity_factor <= 0,
+         fmt::format("model.moe.capacity_factor = {}", moe.capacity_factor),
          "the capacity follows from the load of a step", "give a positive one, or leave memory.budget out");
   refuse(config.precision.recipe == "fp64", "experts in fp64", "our kernels for their rows are of float32 and bfloat16",
          "use another recipe, or leave memory.budget out");

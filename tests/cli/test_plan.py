@@ -335,8 +335,10 @@ def test_whether_a_config_fits_here(tmp_path):
     wide = ["--set", "model.width=65536", "--set", "model.layers=400"]
     no = dovetail_json("plan", "run.toml", *wide, "--fits", folder=tmp_path, code=1)
     assert not no["fits"] and no["source"] == "estimated" and no["largest"] == 0
-    experts = dovetail_json(*words, "--set", "model.moe.experts=4", folder=tmp_path)
-    assert experts["source"] == "estimated" and "experts" in experts["why_estimated"]
+    experts = [*words, "--set", "model.moe.experts=4"]
+    assert dovetail_json(*experts, folder=tmp_path)["source"] == "recorded"
+    dropping = dovetail_json(*experts, "--set", "model.moe.drop=position", folder=tmp_path)
+    assert dropping["source"] == "estimated" and "pad_to_capacity = false" in dropping["why_estimated"]
     micro = dovetail_json(*words, "--set", "train.micro_batch=2", folder=tmp_path)
     assert micro["key"] == "train.micro_batch" and micro["asked"] == 2
 

@@ -127,8 +127,11 @@ TEST_F(RunConfigFile, RefusesAMemoryBudgetForStepsThatDiffer) {
   const std::string budget = "[memory]\nbudget = \"0.5x\"\n[model.moe]\nexperts = 4\n",
                     padded = budget + "drop = \"position\"\npad_to_capacity = true\n";
   EXPECT_EQ(refusal(padded), "accepted");
+  EXPECT_EQ(refusal(budget), "accepted");  // dropless
   const std::pair<std::string, const char*> cases[] = {
-      {budget, "model.moe.pad_to_capacity = false"},
+      {budget + "drop = \"position\"\n", "model.moe.pad_to_capacity = false, drop = \"position\""},
+      {budget + "second_expert = \"random\"\n", "second_expert = \"random\""},
+      {budget + "[parallel]\nexpert = 2\n", "parallel.expert = 2"},
       {budget + "router = \"expert_choice\"\n", "model.moe.router = \"expert_choice\""},
       {padded + "capacity_factor = 0\n", "model.moe.capacity_factor = 0"},
       {padded + "[precision]\nrecipe = \"fp64\"\n", "experts in fp64"},

@@ -1,6 +1,11 @@
+#include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "dovetail/base/error.h"
+#include "dovetail/train/trial_step.h"
 #include "tests/train/planned_training.h"
+#include "tests/train/tiny_run.h"
 
 namespace dovetail {
 namespace {
@@ -12,9 +17,58 @@ class PlannedExperts : public testing::TestWithParam<Case> {};
 
 TEST_P(PlannedExperts, GiveTheSameBitsWithinTheirBudget) { test::gives_the_same_bits_within_its_budget(GetParam()); }
 
+void dropless(moe::Config& moe) {
+  moe.drop = "none";
+  moe.pad_to_capacity = false;
+}
+
+Case dropless_with_biases() {
+  Case of = mixture("dropless_with_biases", dropless);
+  of.model.activation = "gelu";
+  of.model.bias = true;
+  return of;
+}
+
+// Of experts that are one operation every size is that of any step; of others not.
+TEST(PlannedExperts, WithoutPaddingAreRefusedWhereEachIsAnOperation) {
+  const auto message = [](const Case& of) {
+    test::Trained t(of);
+    t.step->plan_memory({.budget = "1x", .solve_s = 0.1});
+    try {
+      for (int i = 1; i <= 3; ++i) t.run(i);
+    } catch (const UserError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(message(mixture("dropless", dropless)), "");
+  EXPECT_THAT(message(mixture("quantized", dropless, "mxfp8")),
+              testing::HasSubstr("experts of which each is an operation of its own (quantized ones, float64)"));
+  EXPECT_THAT(message(mixture("bfloat16", dropless, "bf16")), testing::HasSubstr("experts in bfloat16"));
+  const auto dropping = [](moe::Config& moe) {
+    moe.pad_to_capacity = false;
+    moe.capacity_factor = 0.5;
+  };
+  EXPECT_THAT(message(mixture("dropping", dropping)), testing::HasSubstr("of 2048 choices were dropped"));
+
+  // Before anything runs, where a run is resolved.
+  const test::TinyRun run;
+  RunConfig config = run.config("refused");
+  config.model.moe = {.experts = 4, .ffn_width = 24};
+  config.memory.budget = "0.8x";
+  const auto group = local_groups(1)[0];
+  EXPECT_NO_THROW(resolve_trial(config, *group));
+  for (const char* recipe : {"bf16", "mxfp8"}) {
+    config.precision.recipe = recipe;
+    EXPECT_THAT([&] { resolve_trial(config, *group); },
+                testing::ThrowsMessage<UserError>(testing::HasSubstr(fmt::format("the recipe {}", recipe))));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Mixtures, PlannedExperts,
-    testing::Values(mixture("experts", [](auto& moe) { moe.z_loss = 0.01; }),
+    testing::Values(mixture("experts", [](auto& moe) { moe.z_loss = 0.01; }), mixture("dropless", dropless),
+                    dropless_with_biases(),
                     mixture("drawn",
                             [](auto& moe) {
                               moe.second_expert = "random";
