@@ -92,6 +92,24 @@ void set_times(Graph& graph, const Plan& plan, std::span<const Executor::Run> ru
   for (auto& [what, all] : seconds) graph.nodes[what.first].algorithms[what.second].time_s = median(std::move(all));
 }
 
+void limit_bandwidth(Graph& graph, const Plan& plan, std::span<const Executor::Run> runs) {
+  const auto limit = [&](double& bytes_per_s, Op op) {
+    std::vector<double> rates;
+    for (const Executor::Run& run : runs) {
+      double bytes = 0, seconds = 0;
+      for (size_t a = 0; a < plan.actions.size(); ++a) {
+        if (plan.actions[a].op != op) continue;
+        bytes += static_cast<double>(graph.tensors[plan.actions[a].tensor].bytes);
+        seconds += run.actions[a].end_s - run.actions[a].start_s;
+      }
+      if (seconds > 0) rates.push_back(bytes / seconds);
+    }
+    if (!rates.empty()) bytes_per_s = std::min(bytes_per_s, median(std::move(rates)));
+  };
+  limit(graph.bandwidth.to_host, Op::kOffload);
+  limit(graph.bandwidth.to_device, Op::kPrefetch);
+}
+
 Profile profile_nodes(const CapturedStep& step, StepGraph& graph, int rounds, ProfileCache& cache) {
   DOVETAIL_CHECK(rounds > 0, "a profile takes at least one round");
   Profile out;

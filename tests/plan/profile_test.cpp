@@ -94,6 +94,25 @@ TEST_F(Profiled, OnlyWhatIsNotKnownIsMeasured) {
   EXPECT_EQ(profile().measured, 0);
 }
 
+TEST(Bandwidth, IsAtMostThatOfTheCopiesOfStepsByAPlan) {
+  Graph graph;
+  graph.bandwidth = {.to_host = 100, .to_device = 100};
+  graph.tensors = {{.id = "a", .bytes = 60}, {.id = "b", .bytes = 20}};
+  const Plan plan{.actions = {{.op = Op::kOffload, .tensor = 0},
+                              {.op = Op::kOffload, .tensor = 1},
+                              {.op = Op::kFree, .tensor = 0},
+                              {.op = Op::kPrefetch, .tensor = 1}}};
+  // Out: 80 bytes in 1 + 1 s, then in 3 + 1, then in 5 + 5; back: 20 bytes in 0.1 s each time.
+  std::vector<Executor::Run> runs;
+  for (const auto& [first, second] : std::vector<std::pair<double, double>>{{1, 1}, {3, 1}, {5, 5}})
+    runs.push_back({.seconds = 10, .actions = {{0, first}, {2, 2 + second}, {0, 9}, {4, 4.1}}});
+  limit_bandwidth(graph, plan, runs);
+  EXPECT_DOUBLE_EQ(graph.bandwidth.to_host, 20);
+  EXPECT_DOUBLE_EQ(graph.bandwidth.to_device, 100) << "one large copy was slower than these";
+  limit_bandwidth(graph, {}, runs);
+  EXPECT_DOUBLE_EQ(graph.bandwidth.to_host, 20) << "a plan without copies";
+}
+
 TEST_F(Profiled, AnotherNumberOfThreadsIsAnotherMachine) {
   ProfileCache cache(folder_.path());
   cache.put("time of something", 1.0);
