@@ -40,8 +40,6 @@ void check_moving(const RunConfig& config) {
       config.parallel.expert > 1, fmt::format("parallel.expert = {}", config.parallel.expert),
       "ranks exchange tokens in every micro-batch, so all wait for the slowest in each, and how fast one is by itself "
       "cannot be measured");
-  refuse(!config.memory.budget.empty(), fmt::format("memory.budget = \"{}\"", config.memory.budget),
-         "a plan is of a whole step, with the number of micro-batches that it was recorded with");
 }
 
 }  // namespace
@@ -128,6 +126,7 @@ std::optional<BatchShares::Move> BatchShares::add(Group& group, int64_t micro_ba
   values[ranks + own] = seconds;
   values = sum_over_ranks(group, values);  // of one number and zeros: exact, and the same on all ranks
   const std::vector<int64_t> counts(values.begin(), values.begin() + ranks_);
+  if (*std::ranges::min_element(counts) == 0) return std::nullopt;
   return moving_->add(counts, {values.begin() + ranks_, values.end()});
 }
 

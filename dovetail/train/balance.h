@@ -39,8 +39,8 @@ class BatchShares {
   const std::vector<int64_t>& micro_batches() const { return moving_ ? moving_->shares() : shares_; }
 
   using Move = hybrid::MicroBatchShares::Move;
-  /// "auto": this rank has computed `micro_batches` of a step in `seconds`, without what it waited for others. All
-  /// ranks together, who then have the same shares.
+  /// "auto": this rank has computed `micro_batches` of a step in `seconds`, without what it waited for others; 0 where
+  /// its step tells nothing, and then the step does not count. All ranks together, who then have the same shares.
   std::optional<Move> add(Group& group, int64_t micro_batches, double seconds);
 
  private:

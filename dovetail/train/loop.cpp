@@ -92,9 +92,10 @@ bool TrainingLoop::take_step(StepTimings& timings) {
   return outcome.stop;
 }
 
-void TrainingLoop::balance(int64_t micro_batches, double compute_s, int64_t next) {
+void TrainingLoop::balance(int64_t micro_batches, double compute_s, const PlannedStep* planned, int64_t next) {
   if (!shares_.automatic() || next > total_steps_) return;
-  if (auto move = shares_.add(*group_, micro_batches, compute_s)) moved_.emplace(next, std::move(*move));
+  const bool tells = planned == nullptr || planned->runs_by_plan();
+  if (auto move = shares_.add(*group_, tells ? micro_batches : 0, compute_s)) moved_.emplace(next, std::move(*move));
   state_.shares = shares_.micro_batches();
 }
 

@@ -61,8 +61,8 @@ class TrainingLoop {
   virtual nlohmann::json checkpoint_state() const = 0;
 
   /// balance.mode = "auto": what this rank computed of a step, in its forward and backward passes alone; shares may
-  /// move from step `next` on. All ranks together.
-  void balance(int64_t micro_batches, double compute_s, int64_t next);
+  /// move from step `next` on. With a memory plan (or null) only steps by it count. All ranks together.
+  void balance(int64_t micro_batches, double compute_s, const PlannedStep* planned, int64_t next);
 
   const RunConfig& config() const { return run_.config; }
   bool resumed() const { return state_.step > 0 || !state_.resumed_from.empty(); }

@@ -8,7 +8,10 @@
 namespace dovetail {
 
 void MemoryPlanLog::report(const PlannedStep& step, const std::filesystem::path& folder, bool last_step) {
-  if (!step.report()) return;
+  if (!step.report()) {
+    said_ = measured_ = false;
+    return;
+  }
   if (said_) {
     if (measured_ || (!step.is_measured() && !last_step)) return;
     measured_ = true;

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty_like.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -40,6 +41,7 @@ struct PlannedStep::State {
   plan::StepTensors tensors;
   Options options;
   std::vector<at::Tensor> inputs;  // of every step, always at one place each
+  Constants constants;
   int steps = 0;
   std::optional<plan::CapturedStep> captured;
   plan::StepGraph graph;
@@ -51,12 +53,23 @@ struct PlannedStep::State {
   std::vector<plan::TradeOff> curve;
   std::vector<plan::Executor::Run> runs;  // by the plan
 
-  void take(const Inputs& given) {
-    if (steps == 0)
+  bool is_for(const Inputs& given, const Constants& numbers) const {
+    return numbers == constants && std::ranges::equal(given, inputs, [](const auto& named, const at::Tensor& input) {
+             return named.second.sizes() == input.sizes();
+           });
+  }
+
+  void take(const Inputs& given, const Constants& numbers) {
+    if (steps == 0) {
+      constants = numbers;
       for (const auto& [name, tensor] : given) {
         inputs.push_back(at::empty_like(tensor));
         tensors.inputs.emplace_back(name, inputs.back());
       }
+    }
+    for (size_t i = 0; i < numbers.size(); ++i)
+      user_check(numbers[i] == constants.at(i), "memory.budget: a step has {} {}, but its plan is for {}",
+                 numbers[i].first, numbers[i].second, constants[i].second);
     DOVETAIL_CHECK(given.size() == inputs.size(), "{} inputs became {}", inputs.size(), given.size());
     for (size_t i = 0; i < inputs.size(); ++i) {
       const auto& [name, tensor] = given[i];
@@ -134,6 +147,7 @@ struct PlannedStep::State {
 
   void make_plan() {
     plan::set_times(graph.graph, plan, std::span(profiled).subspan(1));
+    plan::limit_bandwidth(graph.graph, plan, std::span(profiled).subspan(1));
     plan::share_times(graph.graph, plan);
     executor.reset();  // solving takes memory, too
     const plan::Timeline all = kept();
@@ -195,9 +209,10 @@ PlannedStep::PlannedStep(Work work, plan::StepTensors tensors, Options options) 
 
 PlannedStep::~PlannedStep() = default;
 
-void PlannedStep::run(const Inputs& inputs) {
+void PlannedStep::run(const Inputs& inputs, const Constants& constants) {
+  if (state_->options.anew && state_->steps > 0 && !state_->is_for(inputs, constants)) begin_anew();
   State& s = *state_;
-  s.take(inputs);
+  s.take(inputs, constants);
   ++s.steps;
   if (s.steps == 1) return s.work(s.inputs);
   if (s.steps <= 3) return s.record();
@@ -211,6 +226,18 @@ void PlannedStep::run(const Inputs& inputs) {
   s.make_plan();
 }
 
+void PlannedStep::begin_anew() {
+  auto next = std::make_unique<State>();
+  next->work = std::move(state_->work);
+  next->tensors = std::move(state_->tensors);
+  next->tensors.inputs.clear();
+  next->options = std::move(state_->options);
+  next->options.paged.reset();  // before another one begins
+  if (!next->options.folder.empty())
+    next->options.paged = std::make_shared<plan::PagedAllocations>(next->options.folder);
+  state_ = std::move(next);  // tensors leave the arena, to memory of their own
+}
+
 const std::optional<MemoryPlanReport>& PlannedStep::report() const { return state_->report; }
 
 int64_t PlannedStep::measured_bytes() const {
@@ -219,6 +246,8 @@ int64_t PlannedStep::measured_bytes() const {
 }
 
 const plan::Graph& PlannedStep::graph() const { return state_->graph.graph; }
+
+bool PlannedStep::runs_by_plan() const { return !state_->runs.empty(); }
 
 bool PlannedStep::is_measured() const { return state_->runs.size() == kMeasuredSteps; }
 

@@ -45,7 +45,7 @@ nlohmann::ordered_json to_json(const MemoryPlanReport& report);
 /// from what operations took while they were recorded and with nothing beside its copies, which tell how long they take
 /// by themselves, and from the eighth on by the plan. From the fourth on they are within the budget. The first three
 /// take the memory that a step takes without a plan; with a folder it lies in a file there, and a machine that has not
-/// as much runs them slowly.
+/// as much runs them slowly. Where ranks' shares move (Options::anew) so it is again from the next step on.
 class PlannedStep {
  public:
   static constexpr int kCurveBudgets = 8;
@@ -59,7 +59,8 @@ class PlannedStep {
     double solve_s = 30;                ///< of solving, at most, each of the two plans
     int curve_budgets = kCurveBudgets;  ///< that the step's time is found for beside, each for a thirtieth of solve_s
     std::shared_ptr<plan::PagedAllocations> paged =
-        {};  ///< ended once there is a plan: what was made before lies there
+        {};             ///< ended once there is a plan: what was made before lies there
+    bool anew = false;  ///< a step that its plan is not for begins anew, as the first did; else UserError
   };
   /// What a plan may do beside keeping tensors, by the names of memory.allow.
   static constexpr std::array<std::pair<std::string_view, bool Options::*>, 5> kTechniques = {
@@ -71,6 +72,8 @@ class PlannedStep {
   static std::vector<std::string> technique_names();
   static plan::SolveOptions solve_options(const Options& options);
   using Inputs = std::vector<std::pair<std::string, at::Tensor>>;
+  /// Numbers beside the shapes of its inputs that a recorded step has made its passes by, with their names.
+  using Constants = std::vector<std::pair<std::string, int64_t>>;
   /// One step on what it is given.
   using Work = std::function<void(const std::vector<at::Tensor>& inputs)>;
   /// What `work` reads beside its argument and `tensors` is constant, or read by operations through pointers
@@ -78,11 +81,11 @@ class PlannedStep {
   PlannedStep(Work work, plan::StepTensors tensors, Options options);
   ~PlannedStep();
 
-  /// A step on inputs with the names of those before. UserError where it cannot be recorded, the budget is below the
-  /// floor, or one has another shape than before.
-  void run(const Inputs& inputs);
+  /// A step on inputs and constants with the names of those before. UserError where it cannot be recorded, the budget
+  /// is below the floor, or, without Options::anew, one has another shape or value than before.
+  void run(const Inputs& inputs, const Constants& constants);
 
-  /// From the step on that made the plan.
+  /// From the step on that made the plan, until one begins anew.
   const std::optional<MemoryPlanReport>& report() const;
   /// Of `step_bytes` what steps by the plan have used, as the system counts it; only with a report.
   int64_t measured_bytes() const;
@@ -91,6 +94,8 @@ class PlannedStep {
   std::string what_would_lower_the_floor() const;
   /// The recorded step, from the third on; with times, bandwidth and budget once there is a plan.
   const plan::Graph& graph() const;
+  /// Whether the last step ran by the plan.
+  bool runs_by_plan() const;
   /// Whether kMeasuredSteps have run by the plan.
   bool is_measured() const;
   /// Once there is a plan; valid until the next step.
@@ -100,6 +105,8 @@ class PlannedStep {
   void write(const std::filesystem::path& folder) const;
 
  private:
+  void begin_anew();
+
   struct State;
   std::unique_ptr<State> state_;
 };

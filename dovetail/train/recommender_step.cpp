@@ -57,10 +57,9 @@ PlannedStep::Inputs RecommenderStep::inputs_of(const StepRows& rows) {
 StepOutcome RecommenderStep::run(StepRows& rows, embedding::DistributedTables& tables, const StartNext& start_next,
                                  double lr, bool want_stop) {
   now_ = {.rows = &rows, .tables = &tables, .start_next = &start_next, .lr = lr, .want_stop = want_stop};
-  compute_s_ = 0;
   const PlannedStep::Inputs inputs = inputs_of(rows);
   if (planned_) {
-    planned_->run(inputs);
+    planned_->run(inputs, {{"micro-batches", rows.tables.micro_batches()}});
   } else {
     std::vector<at::Tensor> given;
     for (const auto& [name, tensor] : inputs) given.push_back(tensor);
@@ -101,9 +100,9 @@ RecommenderStep::Losses RecommenderStep::add_gradients(const std::vector<at::Ten
   for (int64_t m = 0; m < parts; ++m) {
     const at::Tensor pooled = look_up(m);
     const int64_t first = std::min(m * now_.rows->micro_batch, samples);
-    const double begin_s = now_seconds();
+    if (first < samples) now_.clock.start();
     run_dense(inputs, first, pooled, m + 1 == parts, losses);
-    if (!planned_ && first < samples) compute_s_ += now_seconds() - begin_s;
+    if (first < samples) now_.clock.stop();
     send_gradient(m);
   }
   reducer_.finish();

@@ -63,8 +63,8 @@ class RecommenderStep {
   /// Forward and backward alone.
   void pass(StepRows& rows, embedding::DistributedTables& tables, const StartNext& start_next);
 
-  /// Seconds that forward and backward of the dense part of the last step's micro-batches took; 0 by a memory plan.
-  double compute_s() const { return compute_s_; }
+  /// Seconds that forward and backward of the dense part of the last step's micro-batches took.
+  double compute_s() const { return now_.clock.seconds; }
 
   /// The reduced gradient sums of the last step (not divided by samples).
   const GradientReducer& gradients() const { return reducer_; }
@@ -80,6 +80,7 @@ class RecommenderStep {
     double lr = 0;
     bool want_stop = false;
     StepOutcome outcome;
+    StepClock clock;
   };
   /// float64 scalars; undefined without samples, `auxiliary` also where there is none.
   struct Losses {
@@ -103,7 +104,6 @@ class RecommenderStep {
   Options options_;
   GradientReducer reducer_;
   Now now_;
-  double compute_s_ = 0;
   at::Tensor judged_;  ///< (1): what the operations that read and write `now_` change
   std::optional<PlannedStep> planned_;
 };

@@ -95,6 +95,7 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
   if (!config.memory.budget.empty()) {
     PlannedStep::Options options = planned_step_options(config.memory);
     options.paged = std::move(paged);
+    options.anew = shares_.automatic();
     step_->plan_memory(options);
   }
   if (folder == nullptr) return;
@@ -194,7 +195,8 @@ StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want
   timings.communication_ms = 1e3 * step_->gradients().exposed_s();
   timings.compute_ms = 1e3 * step_->compute_s();
   const int64_t micro_batches = (now.ids.samples + sizes_.micro_batch - 1) / sizes_.micro_batch;
-  if (now.rows == config().train.batch) balance(micro_batches, step_->compute_s(), ahead_ ? number + 2 : number + 1);
+  if (now.rows == config().train.batch)
+    balance(micro_batches, step_->compute_s(), step_->memory_plan(), ahead_ ? number + 2 : number + 1);
   if (const auto tiers = tables_->tier_counters()) {
     const int64_t hits = tiers->hits - tiers_before_.hits, misses = tiers->misses - tiers_before_.misses;
     timings.hit_rate = static_cast<double>(hits) / static_cast<double>(std::max<int64_t>(1, hits + misses));

@@ -39,22 +39,13 @@ void TrainStep::plan_memory(const PlannedStep::Options& options) {
 StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop, const StepPlace& place) {
   DOVETAIL_CHECK(tokens.size(0) > 0, "a rank without samples");
   now_ = {.lr = lr, .want_stop = want_stop, .place = place, .weight = count_targets(tokens)};
-  compute_s_ = 0;
   if (planned_) {
-    check_place(place);
-    planned_->run({{"tokens", tokens}});
+    planned_->run({{"tokens", tokens}},
+                  {{"first sample", place.first_sample}, {"most samples of a rank", place.most_samples}});
   } else {
     work(tokens);
   }
   return now_.outcome;
-}
-
-/// A recorded step has made its passes for one place.
-void TrainStep::check_place(const StepPlace& place) {
-  if (!planned_place_) planned_place_ = place;
-  user_check(place.first_sample == planned_place_->first_sample && place.most_samples == planned_place_->most_samples,
-             "memory.budget: a rank has samples from {} on of at most {} of a rank, but its plan is for {} on and {}",
-             place.first_sample, place.most_samples, planned_place_->first_sample, planned_place_->most_samples);
 }
 
 void TrainStep::work(const at::Tensor& tokens) {
@@ -88,7 +79,7 @@ TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
   reducer_.begin();
   for (int64_t first = 0; first < passes_over; first += options_.micro_batch) {
     const int64_t size = std::clamp(samples - first, int64_t{0}, options_.micro_batch);
-    const double begin_s = now_seconds();
+    now_.clock.start();
     LossSum loss;
     {
       const TraceSpan span("forward");
@@ -101,7 +92,7 @@ TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
     loss.trained().backward();
     add(losses.sum, loss.sum);
     if (loss.router.defined()) add(losses.router, loss.router);
-    if (!planned_ && loss.sum.is_cpu()) compute_s_ += now_seconds() - begin_s;
+    if (loss.sum.is_cpu()) now_.clock.stop();
   }
   reducer_.finish();
   return losses;
@@ -116,6 +107,20 @@ std::vector<at::Tensor> TrainStep::squares_of_share() const {
       share.push_back(reducer_.gradient(i));
   }
   return squares_of(share);
+}
+
+void StepClock::start() {
+  operation_once("dovetail::start_clock", {}, [this](const Operands&) {
+    start_s_ = now_seconds();
+    return std::vector<at::Tensor>();
+  });
+}
+
+void StepClock::stop() {
+  operation_once("dovetail::stop_clock", {}, [this](const Operands&) {
+    seconds += now_seconds() - start_s_;
+    return std::vector<at::Tensor>();
+  });
 }
 
 void guard_update(StepOutcome& outcome, const UpdateNumbers& of, Optimizer& optimizer) {

@@ -39,6 +39,17 @@ struct StepOutcome {
   bool stop = false;                     ///< a rank wants to stop
 };
 
+/// How long passes of a step took, one after another; in a recorded step, too, whose plan may do more or less between.
+struct StepClock {
+  double seconds = 0;
+
+  void start();
+  void stop();
+
+ private:
+  double start_s_ = 0;
+};
+
 struct UpdateNumbers {
   double weight;  ///< what the gradient sums are divided by
   double clip;    ///< the largest norm of the mean gradient; 0: any
@@ -64,8 +75,8 @@ class TrainStep {
   StepOutcome run(const at::Tensor& tokens, double lr, bool want_stop, const StepPlace& place = {});
 
   /// Seconds that forward and backward of the last step's micro-batches took, without waiting for other ranks' sums of
-  /// them, but with what spread experts wait for; 0 by a memory plan, and on a GPU, which is done later.
-  double compute_s() const { return compute_s_; }
+  /// them, but with what spread experts wait for; 0 on a GPU, which is done later.
+  double compute_s() const { return now_.clock.seconds; }
 
   /// The reduced gradient sums of the last step (not divided by tokens).
   const GradientReducer& gradients() const { return reducer_; }
@@ -78,9 +89,9 @@ class TrainStep {
     StepPlace place;
     int64_t weight = 0;  ///< targets of this rank
     StepOutcome outcome;
+    StepClock clock;
   };
 
-  void check_place(const StepPlace& place);
   /// Sums of the losses, the gradient in `reducer_`, the verdict on it in `now_`, the update.
   void work(const at::Tensor& tokens);
   struct Losses {
@@ -97,10 +108,8 @@ class TrainStep {
   StepOptions options_;
   GradientReducer reducer_;
   Now now_;
-  double compute_s_ = 0;
   at::Tensor judged_;  ///< (1): what the operations that read and write `now_` change
   std::optional<PlannedStep> planned_;
-  std::optional<StepPlace> planned_place_;
 };
 
 }  // namespace dovetail

@@ -42,6 +42,7 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
   if (!config.memory.budget.empty()) {
     PlannedStep::Options options = planned_step_options(config.memory);
     options.paged = std::move(paged);
+    options.anew = shares_.automatic();
     step_->plan_memory(options);
   }
   loader_.emplace(config.data, LoaderOptions{.seed = static_cast<uint64_t>(config.run.seed),
@@ -94,7 +95,8 @@ StepOutcome Training::train_step(int64_t number, double lr, bool want_stop, Step
   }
   timings.communication_ms = 1e3 * step_->gradients().exposed_s();
   timings.compute_ms = 1e3 * step_->compute_s();
-  balance((range.size() + run_.micro_batch - 1) / run_.micro_batch, step_->compute_s(), number + 1);
+  balance((range.size() + run_.micro_batch - 1) / run_.micro_batch, step_->compute_s(), step_->memory_plan(),
+          number + 1);
   return outcome;
 }
 

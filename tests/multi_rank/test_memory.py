@@ -2,11 +2,13 @@
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from ranks import launch
-from tiny_run import make_workspace, metrics
+from tiny_run import BINARY, command, make_workspace, metrics
 
 # Large enough that something can be moved: storages from 32 KiB on.
 MODEL = {"model__width": "128", "model__context": "64", "train__batch": "8", "train__steps": "30"}
@@ -104,13 +106,18 @@ tensorboard = false
 """
 
 
-def test_a_recommender_on_two_ranks_by_plan_has_the_bits_of_one_without(tmp_path):
+def make_clicks(folder: Path) -> Path:
     draw = random.Random(1)
     rows = [
         f"u{draw.randrange(40)}\ti{draw.randrange(30)}\t{draw.random():.3f}\t{draw.randrange(2)}" for _ in range(6000)
     ]
-    (tmp_path / "rows.tsv").write_text("\n".join(["user\titem\tsize\tclicked", *rows]) + "\n")
-    (tmp_path / "run.toml").write_text(RECOMMENDER)
+    (folder / "rows.tsv").write_text("\n".join(["user\titem\tsize\tclicked", *rows]) + "\n")
+    (folder / "run.toml").write_text(RECOMMENDER)
+    return folder
+
+
+def test_a_recommender_on_two_ranks_by_plan_has_the_bits_of_one_without(tmp_path):
+    make_clicks(tmp_path)
     launch(tmp_path, 2, "plain")
     launch(tmp_path, 2, "planned", memory__budget="0.7x", memory__solve_s="1", train__micro_batch="256")
     assert metrics(tmp_path / "planned") == metrics(tmp_path / "plain")
@@ -125,3 +132,47 @@ def test_ranks_with_uneven_shares_by_plan_have_the_bits_of_those_without(tmp_pat
     launch(workspace, 2, "planned", **MODEL, **shares, memory__budget="0.6x", memory__solve_s="1")
     assert metrics(workspace / "planned") == metrics(workspace / "plain")
     expect_a_plan_within_the_budget(workspace / "planned")
+
+
+SLOW_SECOND = """#!/bin/sh
+# The second rank has no vectors.
+[ "$RANK" = 1 ] && export DOVETAIL_SIMD=scalar
+exec "$@"
+"""
+
+
+def launch_with_a_slow_rank(folder: Path, run: str, **settings) -> None:
+    script = folder / "slow_second.sh"
+    script.write_text(SLOW_SECOND)
+    script.chmod(0o755)
+    words = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", "2", "--standalone"]
+    done = subprocess.run(
+        [*words, script, BINARY, *command(run, **settings)], cwd=folder, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("tier", ["", "tier"], ids=["memory", "disk"])
+@pytest.mark.parametrize("model", ["gpt", "recommender"])
+def test_where_shares_move_ranks_plan_anew(tmp_path, model, tier):
+    settings = {"train__steps": "26", "balance__mode": "auto", "memory__solve_s": "0.5"}
+    if model == "gpt":
+        workspace = make_workspace(tmp_path)
+        settings |= {"model__width": "128", "model__context": "64", "train__batch": "16", "train__micro_batch": "2"}
+    else:
+        workspace = make_clicks(tmp_path)
+        settings |= {"train__batch": "2048", "train__micro_batch": "256"}
+    (workspace / "tier").mkdir()
+    launch_with_a_slow_rank(workspace, "planned", **settings, memory__budget="0.8x", memory__folder=tier)
+    shares = [json.loads(line) for line in (workspace / "planned" / "balance.jsonl").read_text().splitlines()]
+    # Seven steps until there is a plan tell nothing, then four do; the lookups of a step leave one step before it.
+    assert [line["step"] for line in shares[:2]] == [1, 12 if model == "gpt" else 13]
+    assert shares[0]["shares"] == [4, 4] and shares[-1]["shares"][0] > 4
+    graph = json.loads((workspace / "planned" / "graph.json").read_text())
+    clocks = [node for node in graph["nodes"] if node["name"].startswith("dovetail::start_clock")]
+    assert len(clocks) in [line["shares"][0] for line in shares[1:]], "the plan is of the shares before"
+    expect_a_plan_within_the_budget(workspace / "planned", collectives=("all_reduce",))
+    del settings["balance__mode"], settings["memory__solve_s"]
+    launch(workspace, 2, "plain", **settings)
+    for planned, plain in zip(metrics(workspace / "planned"), metrics(workspace / "plain"), strict=True):
+        assert planned["loss"] == pytest.approx(plain["loss"], rel=1e-4)

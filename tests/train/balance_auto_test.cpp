@@ -131,7 +131,6 @@ TEST(Balance, SaysWhatItCannotShare) {
   refused([](RunConfig& c) { c.train.micro_batch = 3; }, "not a multiple of train.micro_batch = 3");
   refused([](RunConfig& c) { c.balance.shares = {4, 4}; }, "which measures them");
   refused([](RunConfig& c) { c.parallel.expert = 2; }, "all wait for the slowest in each");
-  refused([](RunConfig& c) { c.memory.budget = "0.5x"; }, "a plan is of a whole step");
   refused([](RunConfig& c) { c.model.moe.load_scope = "global_batch"; }, "would follow from the shares");
   refused([](RunConfig& c) { c.recommender.model = "dien"; }, "negatives are drawn among the samples of a rank");
   refused([](RunConfig& c) { c.balance = {.mode = "fixed"}; }, "needs balance.shares");
