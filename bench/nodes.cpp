@@ -14,10 +14,10 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
-#include <barrier>
 #include <nlohmann/json.hpp>
-#include <thread>
+#include <optional>
 
+#include "bench/drivers.h"
 #include "bench/program.h"
 #include "bench/unequal_executors.h"
 #include "dovetail/base/error.h"
@@ -41,57 +41,13 @@ struct Options {
   std::string out;
 };
 
-/// A driver for each of some workers, all on the same rows, each on a thread of its own.
-class Side {
- public:
-  Side(std::string side, const at::Tensor& x, const std::vector<std::shared_ptr<Workers>>& workers)
-      : name(std::move(side)), begin_(std::ssize(workers) + 1), end_(std::ssize(workers) + 1) {
-    for (size_t node = 0; node < workers.size(); ++node)
-      threads_.emplace_back([this, x, node, mine = workers[node]] { drive(x, node, mine); });
-  }
-  ~Side() {
-    centres_ = at::Tensor();
-    begin_.arrive_and_wait();
-  }
-  Side(const Side&) = delete;
-  Side& operator=(const Side&) = delete;
-
-  /// Seconds of an iteration, until all drivers have its sums.
-  double iterate(const at::Tensor& centres) {
-    centres_ = centres;
-    const double begin = now_seconds();
-    begin_.arrive_and_wait();
-    end_.arrive_and_wait();
-    return now_seconds() - begin;
-  }
-
-  const std::string name;
-  Partial sums;  ///< of the first driver's last iteration
-
- private:
-  void drive(const at::Tensor& x, size_t node, const std::shared_ptr<Workers>& workers) {
-    KMeansData data(x, workers);
-    for (;;) {
-      begin_.arrive_and_wait();
-      if (!centres_.defined()) return;
-      Partial partial = data.assign(centres_);
-      if (node == 0) sums = std::move(partial);
-      end_.arrive_and_wait();
-    }
-  }
-
-  at::Tensor centres_;  ///< of the iteration; none: it is over
-  std::barrier<> begin_, end_;
-  std::vector<std::jthread> threads_;
-};
-
 struct Measured {
   Json json;
   double nodes_of_sum = 0;  ///< rows a second of both nodes over the sum of both alone
   bool same = true;
 };
 
-Measured measure(std::array<Side, 4>& sides, const Nodes& node, const at::Tensor& x, int64_t k,
+Measured measure(std::array<Drivers, 4>& sides, const Nodes& node, const at::Tensor& x, int64_t k,
                  const Options& options) {
   const at::Tensor centres = x.slice(0, 0, k).to(at::kDouble);
   std::array<double, 4> best;
@@ -105,7 +61,7 @@ Measured measure(std::array<Side, 4>& sides, const Nodes& node, const at::Tensor
       const double seconds = sides[i].iterate(centres);
       if (round >= 0) best[i] = std::min(best[i], seconds);
     }
-    for (const Side& other : sides)
+    for (const Drivers& other : sides)
       measured.same = measured.same && at::equal(other.sums.tensors[0], sides[0].sums.tensors[0]);
   }
   const double alone = 1 / best[0] + 1 / best[1];
@@ -134,13 +90,14 @@ int bench(const Options& options) {
   const auto groups = local_groups(2);
   const auto node_a = std::make_shared<Nodes>(groups[0], unequal_executors({false}, factor)),
              node_b = std::make_shared<Nodes>(groups[1], unequal_executors({true}, factor, 1));
-  std::array<Side, 4> sides = {Side("A alone: one thread", x, {unequal_executors({false}, factor)}),
-                               Side("B alone: one thread, throttled", x, {unequal_executors({true}, factor, 1)}),
-                               Side("A and B in one runtime", x, {unequal_executors({false, true}, factor)}),
-                               Side("A and B as nodes", x, {node_a, node_b})};
+  std::array<Drivers, 4> sides = {Drivers("A alone: one thread", x, {unequal_executors({false}, factor)}),
+                                  Drivers("B alone: one thread, throttled", x, {unequal_executors({true}, factor, 1)}),
+                                  Drivers("A and B in one runtime", x, {unequal_executors({false, true}, factor)}),
+                                  Drivers("A and B as nodes", x, {node_a, node_b})};
   Json result = {
       {"benchmark", "nodes"}, {"machine", machine_json()}, {"rows", options.rows}, {"factor", options.factor}};
-  bool same = true, fast = true;
+  bool same = true;
+  std::optional<bool> fast;  // where 64 centres are measured
   for (const int64_t k : options.clusters) {
     const Measured measured = measure(sides, *node_a, x, k, options);
     result["clusters"].push_back(measured.json);
@@ -148,12 +105,14 @@ int bench(const Options& options) {
     if (k == 64) fast = measured.nodes_of_sum >= kTogether;
   }
   fmt::print("\nclaim: with 64 centres nodes do at least {} of the sum of both alone: {}\n", kTogether,
-             fast ? "holds" : "DOES NOT HOLD");
+             !fast   ? "not measured"
+             : *fast ? "holds"
+                     : "DOES NOT HOLD");
   fmt::print("claim: sums of the same bits in all cases: {}\nload {:.2f}\n", same ? "holds" : "DOES NOT HOLD",
              machine().load_average);
-  result["claims"] = {{"together", fast}, {"same_bits", same}};
+  result["claims"] = {{"together", fast ? Json(*fast) : Json()}, {"same_bits", same}};
   if (!options.out.empty()) write_file_atomically(options.out, result.dump(1) + "\n");
-  return fast && same ? 0 : 1;
+  return fast.value_or(true) && same ? 0 : 1;
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -72,9 +73,10 @@ enum : size_t { kMx, kMoe, kEmbedding, kPlan, kFixed, kAuto };
 /// Rounding of another order, seen through roundings to eight bits.
 inline constexpr double kRoundingUnderMx = 1e-3;
 
-/// How far `moved` may move a loss of a run that has `kept` as well, relative; 0: no bit.
+/// How far `moved` may move a loss of a run that has `kept` as well, relative; 0: no bit. Shares that follow from times
+/// are others in each run.
 inline double most_change(size_t moved, size_t kept) {
-  const double most = kCapabilities[moved].most;
+  const double most = std::max(kCapabilities[moved].most, kept == kAuto ? kCapabilities[kAuto].most : 0);
   return most > 0 && kept == kMx ? kRoundingUnderMx : most;
 }
 

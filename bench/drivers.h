@@ -1,0 +1,63 @@
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <barrier>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "dovetail/base/trace.h"
+#include "dovetail/hybrid/kmeans.h"
+#include "dovetail/hybrid/workers.h"
+
+/// What benchmarks of several nodes share.
+namespace dovetail::hybrid {
+
+/// A driver for each of some workers, all on the same rows, each on a thread of its own.
+class Drivers {
+ public:
+  Drivers(std::string side, const at::Tensor& x, const std::vector<std::shared_ptr<Workers>>& workers)
+      : name(std::move(side)), begin_(std::ssize(workers) + 1), end_(std::ssize(workers) + 1) {
+    for (size_t node = 0; node < workers.size(); ++node)
+      threads_.emplace_back([this, x, node, mine = workers[node]] { drive(x, node, mine); });
+  }
+  ~Drivers() {
+    centres_ = at::Tensor();
+    begin_.arrive_and_wait();
+  }
+  Drivers(const Drivers&) = delete;
+  Drivers& operator=(const Drivers&) = delete;
+
+  /// Seconds of an iteration, until all drivers have its sums.
+  double iterate(const at::Tensor& centres) {
+    centres_ = centres;
+    const double begin = now_seconds();
+    begin_.arrive_and_wait();
+    end_.arrive_and_wait();
+    return now_seconds() - begin;
+  }
+
+  const std::string name;
+  Partial sums;  ///< of the first driver's last iteration
+
+ private:
+  void drive(const at::Tensor& x, size_t node, const std::shared_ptr<Workers>& workers) {
+    KMeansData data(x, workers);
+    for (;;) {
+      begin_.arrive_and_wait();
+      if (!centres_.defined()) return;
+      Partial partial = data.assign(centres_);
+      if (node == 0) sums = std::move(partial);
+      end_.arrive_and_wait();
+    }
+  }
+
+  at::Tensor centres_;  ///< of the iteration; none: it is over
+  std::barrier<> begin_, end_;
+  std::vector<std::jthread> threads_;
+};
+
+}  // namespace dovetail::hybrid
