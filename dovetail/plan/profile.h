@@ -19,9 +19,9 @@ Plan keep_all(const Graph& graph);
 /// by `plan`.
 void set_times(Graph& graph, const Plan& plan, std::span<const Executor::Run> runs);
 
-/// Lower the bandwidth in `graph` to what the copies of these steps by `plan` reached together, the median of the steps,
-/// where that is less: a disk keeps up its rate for some copies only, and small copies take as long to start as large
-/// ones. A direction in which a step moves nothing stays as it is.
+/// Lower the bandwidth in `graph` to what the copies of these steps by `plan` reached together, the median of the
+/// steps, where that is less: a disk keeps up its rate for some copies only, and small copies take as long to start as
+/// large ones. A direction in which a step moves nothing stays as it is.
 void limit_bandwidth(Graph& graph, const Plan& plan, std::span<const Executor::Run> runs);
 
 /// How many algorithms of nodes were measured, and how many `cache` knew.
