@@ -9,8 +9,8 @@
 // at sizes that were not measured. So it does for two nodes, of A and of B, from these figures and what messages of two
 // sizes take between them. Sides take turns within a round, and the best round of each counts.
 //
-// Claim: simulated over measured within 10 % in every case after the first iteration, in one process and as two nodes.
-// Exit code 1 when it does not hold.
+// Claims: simulated over measured within 10 % in every case after the first iteration, in one process, and as two
+// nodes. Exit code 1 when one does not hold.
 //
 // layer: hybrid
 #include <ATen/ATen.h>
@@ -113,6 +113,10 @@ Simulated simulated(const Alone& a, const Alone& b, int64_t rows) {
   return {seconds(result.iterations.front()), seconds(result.iterations.back())};
 }
 
+struct Holds {
+  bool in_one_process = true, as_nodes = true;
+};
+
 /// Blocks of a TreeSum that shards [first, end) are.
 int64_t blocks_of(int64_t first, int64_t end) {
   int64_t count = 0;
@@ -182,7 +186,7 @@ class NodeSides {
   std::vector<std::unique_ptr<Drivers>> sides_;
 };
 
-Json compare(const at::Tensor& x, int64_t k, const Link& link, const Options& options, bool& holds) {
+Json compare(const at::Tensor& x, int64_t k, const Link& link, const Options& options, Holds& holds) {
   const at::Tensor centres = x.slice(0, 0, k).to(at::kDouble);
   const std::vector<int64_t> alone(kAloneRows.begin(), kAloneRows.end()),
       together(kTogetherRows.begin(), kTogetherRows.end());
@@ -218,8 +222,9 @@ Json compare(const at::Tensor& x, int64_t k, const Link& link, const Options& op
     line("later", best_both.seconds.at(rows), model.later_s);
     const double of_nodes_s = simulated_nodes(line_a, line_b, rows, k, link);
     line("nodes", best_nodes.seconds.at(rows), of_nodes_s);
-    holds = holds && std::abs(model.later_s / best_both.seconds.at(rows) - 1) <= kWithin &&
-            std::abs(of_nodes_s / best_nodes.seconds.at(rows) - 1) <= kWithin;
+    const auto is_near = [](double ratio) { return std::abs(ratio - 1) <= kWithin; };
+    holds.in_one_process = holds.in_one_process && is_near(model.later_s / best_both.seconds.at(rows));
+    holds.as_nodes = holds.as_nodes && is_near(of_nodes_s / best_nodes.seconds.at(rows));
   }
   return cases;
 }
@@ -237,15 +242,19 @@ int bench(const Options& options) {
   const Link link = measured_link();
   fmt::print("between nodes: {:.0f} us and {:.2f} GB/s\n", 1e6 * link.latency_s, 1e-9 * link.bytes_per_s);
   result["network"] = {{"latency_s", link.latency_s}, {"bytes_per_s", link.bytes_per_s}};
-  bool holds = true;
+  Holds holds;
   for (const int64_t k : kClusters)
     for (const Json& one : compare(x, k, link, options, holds)) result["cases"].push_back(one);
-  const std::string text =
-      fmt::format("after the first iteration the simulated time is within {:g} % of the measured one", 100 * kWithin);
-  fmt::print("\nclaim: {}: {}\nload {:.2f}\n", text, holds ? "holds" : "DOES NOT HOLD", machine().load_average);
-  result["claims"] = {{{"claim", text}, {"holds", holds}}};
+  for (const auto& [where, held] :
+       {std::pair{"in one process", holds.in_one_process}, {"as two nodes", holds.as_nodes}}) {
+    const std::string text = fmt::format(
+        "{}, after the first iteration the simulated time is within {:g} % of the measured one", where, 100 * kWithin);
+    fmt::print("\nclaim: {}: {}", text, held ? "holds" : "DOES NOT HOLD");
+    result["claims"].push_back({{"claim", text}, {"holds", held}});
+  }
+  fmt::print("\nload {:.2f}\n", machine().load_average);
   if (!options.out.empty()) write_file_atomically(options.out, result.dump(1) + "\n");
-  return holds ? 0 : 1;
+  return holds.in_one_process && holds.as_nodes ? 0 : 1;
 }
 
 }  // namespace
