@@ -40,13 +40,14 @@ void expect_to_go_on(int64_t least, const Fit& fit) {
   }
 }
 
-Course course_of(const KMeansResult& result) {
-  return {.result = {result.centres, result.labels, result.counts, at::scalar_tensor(result.inertia, at::kDouble)},
+at::Tensor number(double value) { return at::scalar_tensor(value, at::kDouble); }
+
+Course course_of(const KMeansResult& result, std::vector<State> states) {
+  return {.result = {result.centres, result.labels, result.counts, number(result.inertia)},
+          .states = std::move(states),
           .iterations = result.iterations,
           .converged = result.converged};
 }
-
-at::Tensor number(double value) { return at::scalar_tensor(value, at::kDouble); }
 
 TEST(Stopped, LloydGoesOnUntilNoLabelChanges) {
   const at::Tensor x = raw_features(900, 3, 6, 2);
@@ -64,9 +65,7 @@ TEST(Stopped, LloydGoesOnUntilNoLabelChanges) {
       }
     });
     EXPECT_TRUE(result.converged);
-    Course run = course_of(result);
-    run.states = std::move(states);
-    return run;
+    return course_of(result, std::move(states));
   });
 }
 
@@ -81,9 +80,7 @@ TEST(Stopped, LloydAndMiniBatchesGoOnToTheLastIterationTheyMay) {
                                       ? mini_batch(data, start, {.batch = 300, .iterations = 4, .state = state}, add)
                                       : lloyd(data, start, {.iterations = 4, .tolerance = 0, .state = state}, add);
       EXPECT_FALSE(result.converged);
-      Course run = course_of(result);
-      run.states = std::move(states);
-      return run;
+      return course_of(result, std::move(states));
     });
 }
 
@@ -96,9 +93,7 @@ TEST(Stopped, MiniBatchesGoOnUntilPatienceIsOver) {
         mini_batch(data, some_rows(x, 6), {.batch = 300, .iterations = 100, .patience = 4, .state = state},
                    [&](const LloydIteration& line) { states.push_back(line.state); });
     EXPECT_TRUE(result.converged);
-    Course run = course_of(result);
-    run.states = std::move(states);
-    return run;
+    return course_of(result, std::move(states));
   };
   expect_to_go_on(5, fit);
 }
