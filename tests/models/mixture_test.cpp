@@ -1,7 +1,7 @@
 // GPT with experts in place of feed-forwards; the layer itself is tests/moe's.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <map>
 

@@ -1,7 +1,7 @@
 // DIN, DIEN, CAN and MMoE against their papers' definitions in PyTorch (recommender_oracle.py), which share no code
 // with ours.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <nlohmann/json.hpp>
 

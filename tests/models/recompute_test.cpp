@@ -1,7 +1,7 @@
 // Activation checkpointing: the same bits for less memory.
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/function_hook.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <map>
 

@@ -1,7 +1,7 @@
 #include "dovetail/models/size.h"
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <vector>

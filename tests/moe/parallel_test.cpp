@@ -1,9 +1,9 @@
 // ctest-labels: threads
 #include "dovetail/moe/parallel.h"
 
+#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <numeric>
 

@@ -1,7 +1,6 @@
 #include "dovetail/moe/simulate.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 #include "dovetail/mx/linear.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "dovetail/base/error.h"
 

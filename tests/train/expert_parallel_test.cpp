@@ -2,9 +2,9 @@
 // A run whose experts are spread over ranks against the same run on one.
 #include "dovetail/train/expert_parallel.h"
 
+#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <nlohmann/json.hpp>
 #include <sstream>

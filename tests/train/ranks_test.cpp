@@ -1,7 +1,8 @@
 // ctest-labels: threads
 // The law of data parallelism: the number of ranks changes the rounding and nothing else.
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cmath>
 #include <cstdlib>

@@ -2,9 +2,9 @@
 // What routers keep and count over the steps, micro-batches and ranks of a run.
 #include "dovetail/train/router_bias.h"
 
+#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <cmath>
 

@@ -1,7 +1,7 @@
 #include "dovetail/train/step.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cmath>
 #include <limits>
