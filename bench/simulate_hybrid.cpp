@@ -21,6 +21,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <barrier>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -47,7 +48,7 @@ constexpr int64_t kColumns = 100;
 constexpr std::array<int64_t, 2> kAloneRows = {102400, 409600};
 constexpr std::array<int64_t, 3> kTogetherRows = {204800, 409600, 819200};
 constexpr std::array<int64_t, 3> kClusters = {5, 64, 256};
-constexpr double kWithin = 0.1;
+constexpr double kWithin = 0.1, kComputedSeconds = 0.01;
 
 struct Options {
   int rounds = 9;
@@ -141,17 +142,22 @@ double simulated_nodes(const Alone& a, const Alone& b, int64_t rows, int64_t k, 
   return last.end_s - last.begin_s;
 }
 
-/// What each node sends to the other, as nodes do.
+/// What each node sends to the other, as nodes do: when both have computed for a while, after which threads that slept
+/// come late.
 Link measured_link() {
   const auto groups = local_groups(2);
+  std::barrier<> computed(2);
   const auto samples_of = [&](Group& group) {
     std::vector<LinkSample> samples;
-    for (const size_t bytes : {size_t{1} << 10, size_t{1} << 20}) {
-      const std::string message(bytes, 'x');
+    for (const int64_t bytes : {int64_t{1} << 10, int64_t{1} << 20}) {
+      const std::string message(static_cast<size_t>(bytes), 'x');
       double best = std::numeric_limits<double>::infinity();
       for (int i = 0; i < 20; ++i) {
+        for (const double end = now_seconds() + kComputedSeconds; now_seconds() < end;) {
+        }
+        computed.arrive_and_wait();
         const double begin = now_seconds();
-        all_gather_bytes(group, message);
+        all_gather_bytes(group, message, bytes);
         best = std::min(best, now_seconds() - begin);
       }
       samples.push_back({.messages = 1, .bytes = static_cast<double>(bytes), .seconds = best});

@@ -1,7 +1,6 @@
 #include "dovetail/comm/group.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -187,18 +186,39 @@ std::vector<std::shared_ptr<Group>> local_groups(int size, const GroupOptions& o
   return groups;
 }
 
-std::vector<std::string> all_gather_bytes(Group& group, std::string_view bytes) {
-  const auto lengths = group.all_gather(at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong));
-  int64_t longest = 0;
-  for (const auto& length : lengths) longest = std::max(longest, length.item<int64_t>());
-  std::vector<std::string> all(lengths.size());
-  if (longest == 0) return all;
-  auto mine = at::zeros({longest}, at::kByte);
-  std::memcpy(mine.mutable_data_ptr(), bytes.data(), bytes.size());
-  const auto padded = group.all_gather(mine);
-  for (size_t r = 0; r < all.size(); ++r)
-    all[r].assign(static_cast<const char*>(padded[r].const_data_ptr()),
-                  static_cast<size_t>(lengths[r].item<int64_t>()));
+namespace {
+
+/// Every rank's piece, filled with zeros up to `size` bytes.
+std::vector<std::string> all_gather_padded(Group& group, std::string_view piece, size_t size) {
+  const at::Tensor mine = at::zeros({static_cast<int64_t>(size)}, at::kByte);
+  std::memcpy(mine.mutable_data_ptr(), piece.data(), piece.size());
+  std::vector<std::string> all;
+  for (const at::Tensor& tensor : group.all_gather(mine))
+    all.emplace_back(static_cast<const char*>(tensor.const_data_ptr()), size);
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::string> all_gather_bytes(Group& group, std::string_view bytes, int64_t expected) {
+  const int64_t length = std::ssize(bytes);
+  std::string message(reinterpret_cast<const char*>(&length), sizeof(length));
+  const size_t first = message.size() + static_cast<size_t>(expected);
+  message += bytes;
+  std::vector<std::string> all = all_gather_padded(group, std::string_view(message).substr(0, first), first);
+  std::vector<size_t> sizes;
+  for (const std::string& begin : all) {
+    int64_t of_rank = 0;
+    std::memcpy(&of_rank, begin.data(), sizeof(of_rank));
+    sizes.push_back(sizeof(of_rank) + static_cast<size_t>(of_rank));
+  }
+  const size_t longest = *std::ranges::max_element(sizes);
+  if (longest > first) {
+    const auto rest = std::string_view(message).substr(std::min(first, message.size()));
+    const auto ends = all_gather_padded(group, rest, longest - first);
+    for (size_t r = 0; r < all.size(); ++r) all[r] += ends[r];
+  }
+  for (size_t r = 0; r < all.size(); ++r) all[r] = all[r].substr(sizeof(length), sizes[r] - sizeof(length));
   return all;
 }
 

@@ -102,8 +102,9 @@ bool restarted_by_torchrun();
 /// `size` ranks as threads of this process, for tests: result[r] is rank r's group (Gloo over loopback, hash store).
 std::vector<std::shared_ptr<Group>> local_groups(int size, const GroupOptions& options = {});
 
-/// Every rank's bytes, of any number; the result by rank. Two calls of all_gather, or one where nobody has any.
-std::vector<std::string> all_gather_bytes(Group& group, std::string_view bytes);
+/// Every rank's bytes, of any number; the result by rank. One call of all_gather where nobody has more than `expected`,
+/// which is the same on all ranks, and otherwise another for the rest.
+std::vector<std::string> all_gather_bytes(Group& group, std::string_view bytes, int64_t expected = 0);
 
 /// All ranks throw CommError("<what>: rank r: <message>") if any rank passes a non-empty message; all messages are in
 /// it.

@@ -152,18 +152,40 @@ Nodes::Bounds Nodes::bounds_for(Table& table, int64_t shards) const {
   return bounds_of(shares);
 }
 
-/// Before anything that depends on it is sent: all nodes are about to run the same job.
-void Nodes::compare(const std::string& task, const std::string& key, const Parameters& parameters, const Shard& all,
-                    int64_t shards) {
+/// That all nodes are about to run the same job, asked of the others while this one computes.
+class Nodes::Comparison {
+ public:
+  Comparison(Group& group, std::string task, uint64_t digest)
+      : task_(std::move(task)), digests_(at::empty({group.size()}, at::kLong)) {
+    const std::vector<int64_t> one_each(static_cast<size_t>(group.size()), 1);
+    work_ = group.all_to_all_async(digests_, at::full({group.size()}, std::bit_cast<int64_t>(digest), at::kLong),
+                                   one_each, one_each);
+  }
+
+  /// Before anything that depends on it is sent. CommError where a node runs another job.
+  void check() {
+    if (!work_) return;
+    work_->wait();
+    work_.reset();
+    for (int64_t r = 1; r < digests_.size(0); ++r)
+      if (digests_[r].item<int64_t>() != digests_[0].item<int64_t>())
+        throw CommError(fmt::format(
+            "nodes 0 and {} run different jobs: their data or parameters of {} differ. Give all nodes the same table, "
+            "options and version of dovetail",
+            r, task_));
+  }
+
+ private:
+  std::string task_;
+  at::Tensor digests_;
+  std::unique_ptr<Group::Work> work_;  ///< null when checked
+};
+
+Nodes::Comparison Nodes::compare(const std::string& task, const std::string& key, const Parameters& parameters,
+                                 const Shard& all, int64_t shards) {
   uint64_t digest = digest_of(parameters) ^ name_key(fmt::format("{}, {} shards of {} rows", key, shards, all.size));
   if (known_.insert(all.data).second) digest ^= digest_of({rows_of(all, 0)});
-  const auto digests = group_->all_gather(at::full({1}, std::bit_cast<int64_t>(digest), at::kLong));
-  for (size_t r = 1; r < digests.size(); ++r)
-    if (digests[r].item<int64_t>() != digests[0].item<int64_t>())
-      throw CommError(fmt::format(
-          "nodes 0 and {} run different jobs: their data or parameters of {} differ. Give all nodes the same table, "
-          "options and version of dovetail",
-          r, task));
+  return Comparison(*group_, task, digest);
 }
 
 /// This node's part, as the others are told.
@@ -214,16 +236,20 @@ Partial Nodes::run(const std::string& task, const Parameters& parameters, const 
   const Shard all = all_of(shards);
   Table& table = tables_[{all.size, std::ssize(shards)}];
   const Bounds bounds = bounds_for(table, std::ssize(shards));
-  compare(task, key, parameters, all, std::ssize(shards));
+  Comparison same = compare(task, key, parameters, all, std::ssize(shards));
   Bounds rows;
   for (const int64_t place : bounds)
     rows.push_back(place < std::ssize(shards) ? shards[static_cast<size_t>(place)].begin - all.begin : all.size);
-  bring_rows(all, rows);
+  bring_rows(all, rows, same);
   for (auto& [other, times] : table.times) times.recent *= 0.9;
   Times& times = table.times[key];
   times.recent += 1;
   times.nodes.resize(reports_.size());
-  Partial sum = merge(task, times, bounds, all_gather_bytes(*group_, compute(task, parameters, shards, bounds)));
+  const std::string mine = compute(task, parameters, shards, bounds);
+  same.check();
+  const std::vector<std::string> told = all_gather_bytes(*group_, mine, times.longest);
+  times.longest = std::ssize(*std::ranges::max_element(told, {}, &std::string::size));
+  Partial sum = merge(task, times, bounds, told);
   for (size_t r = 0; r < reports_.size(); ++r) reports_[r].rows += size_of(range_of(rows, r));
   for (const size_t index : find_task(task, all.location.type()).writes) written_[{all.data, index}] = rows;
   return sum;
@@ -258,12 +284,13 @@ void Nodes::move_rows(const Shard& all, size_t index, const Bounds& from, const 
 }
 
 /// To every node the rows within `bounds` of all tensors that tasks have written.
-void Nodes::bring_rows(const Shard& all, const Bounds& bounds) {
+void Nodes::bring_rows(const Shard& all, const Bounds& bounds, Comparison& same) {
   std::vector<Range> to;
   for (size_t r = 0; r < reports_.size(); ++r) to.push_back(range_of(bounds, r));
   for (auto place = written_.lower_bound({all.data, 0}); place != written_.end() && place->first.first == all.data;
        ++place) {
     if (place->second == bounds) continue;
+    same.check();
     move_rows(all, place->first.second, place->second, to);
     place->second = bounds;
   }

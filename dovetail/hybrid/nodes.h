@@ -31,7 +31,7 @@ namespace dovetail::hybrid {
 /// lie on the node that wrote them, and go to another one when ranges have moved, or when `rows` asks for all.
 class Nodes : public Workers {
  public:
-  static constexpr double kHysteresis = 0.05;
+  static constexpr double kHysteresis = 0.02;
 
   /// Without executors a node has this process' threads.
   Nodes(std::shared_ptr<Group> group, std::shared_ptr<Runtime> executors);
@@ -59,21 +59,23 @@ class Nodes : public Workers {
   struct Times {
     double recent = 0;                ///< how often it ran, a job less by a tenth with each later one
     std::vector<SpeedHistory> nodes;  ///< of each: seconds of a shard
+    int64_t longest = 0;              ///< bytes of what a node told the last time
   };
   struct Table {
     std::vector<int64_t> shares;         ///< of each node: shards
     std::map<std::string, Times> times;  ///< by job_key
   };
 
-  void compare(const std::string& task, const std::string& key, const Parameters& parameters, const Shard& all,
-               int64_t shards);
+  class Comparison;
+  Comparison compare(const std::string& task, const std::string& key, const Parameters& parameters, const Shard& all,
+                     int64_t shards);
   Bounds bounds_for(Table& table, int64_t shards) const;
   std::string compute(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards,
                       const Bounds& bounds);
   Partial merge(const std::string& task, Times& times, const Bounds& bounds, const std::vector<std::string>& sent);
   void move_rows(const Shard& all, size_t index, const Bounds& from,
                  const std::vector<std::pair<int64_t, int64_t>>& to);
-  void bring_rows(const Shard& all, const Bounds& bounds);
+  void bring_rows(const Shard& all, const Bounds& bounds, Comparison& same);
 
   std::shared_ptr<Group> group_;
   std::shared_ptr<Runtime> executors_;

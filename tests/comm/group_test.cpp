@@ -130,19 +130,6 @@ TEST_P(Collectives, ABarrierHoldsUntilTheLastRankComes) {
   });
 }
 
-TEST_P(Collectives, AgreeSaysEveryErrorOnEveryRank) {
-  const int n = GetParam();
-  expect_all_succeed(n, [&](std::shared_ptr<Group> group) { agree(*group, "reading the data", ""); });
-  const auto errors = run_ranks(n, [&](std::shared_ptr<Group> group) {
-    const bool bad = group->rank() == 0 || group->rank() == 2;
-    agree(*group, "reading the data",
-          bad ? fmt::format("no file {}", std::string(static_cast<size_t>(group->rank()) + 1, 'x')) : "");
-  });
-  const std::string all =
-      n < 3 ? "reading the data: rank 0: no file x" : "reading the data: rank 0: no file x; rank 2: no file xxx";
-  for (const auto& error : errors) EXPECT_EQ(error, all);
-}
-
 TEST_P(Collectives, MisuseIsAnInternalError) {
   const int n = GetParam();
   expect_all_succeed(n, [&](std::shared_ptr<Group> group) {
