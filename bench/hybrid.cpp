@@ -15,7 +15,7 @@
 //   quality    from the same centres the same bits; silhouettes of ten fits of 8192 x 100
 //
 // The paper's table of the same three sides stands beside it: 16 CPU cores, one GPU, both, on other machines and data.
-// A GPU as an executor is not measured here: k-means has no CUDA variant. Exit code 1 when a claim does not hold.
+// A GPU as an executor is not measured here. Exit code 1 when a claim does not hold.
 //
 // layer: hybrid
 #include <ATen/ATen.h>
