@@ -17,6 +17,7 @@ execute_process(
   OUTPUT_VARIABLE HIGHS_DIR OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
 string(APPEND HIGHS_DIR /highs_dist)
 get_filename_component(SITE_PACKAGES ${TORCH_DIR} DIRECTORY)
+set(CMAKE_BUILD_RPATH ${CMAKE_LIBRARY_OUTPUT_DIRECTORY} ${TORCH_DIR}/lib ${ARROW_DIR} ${HIGHS_DIR}/lib)
 
 # torch_cpu and c10 only: code that needs a GPU lives in a library of its own.
 add_library(torch_wheel INTERFACE)

@@ -31,7 +31,7 @@ foreach(layer IN LISTS LAYERS)
   else()
     target_precompile_headers(dovetail_${layer} REUSE_FROM dovetail_pch)
   endif()
-  set_target_properties(dovetail_${layer} PROPERTIES DEFINE_SYMBOL "" BUILD_RPATH "${CMAKE_BINARY_DIR}/lib;${TORCH_DIR}/lib;${ARROW_DIR}")
+  set_target_properties(dovetail_${layer} PROPERTIES DEFINE_SYMBOL "")
   # Highway compiles a kernel once per instruction set from one file: it must see its own headers first. Loops of a
   # constant number of vectors stay in registers only when they are unrolled, which -O2 does not do.
   file(GLOB simd_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/dovetail/${layer}/*_simd.cpp)
@@ -52,7 +52,6 @@ if(EXISTS ${CMAKE_SOURCE_DIR}/dovetail/data/parquet/parquet_module.cpp)
   file(GLOB parquet_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/dovetail/data/parquet/*.cpp)
   add_library(dovetail_parquet MODULE ${parquet_sources})
   target_link_libraries(dovetail_parquet PRIVATE dovetail_data arrow_wheel)
-  set_target_properties(dovetail_parquet PROPERTIES BUILD_RPATH "${CMAKE_BINARY_DIR}/lib;${TORCH_DIR}/lib;${ARROW_DIR}")
 endif()
 
 # HiGHS in a program of its own, which the planner starts: it can be ended at any time, and it starts in
@@ -67,8 +66,3 @@ add_dependencies(dovetail_plan dovetail-milp)
 
 set_source_files_properties(${CMAKE_SOURCE_DIR}/dovetail/cli/parser.cpp ${CMAKE_SOURCE_DIR}/dovetail/train/trainer.cpp
                             PROPERTIES COMPILE_DEFINITIONS DOVETAIL_VERSION="${PROJECT_VERSION}")
-# Files that need little of torch compile in a third of the time without its precompiled header, whose pending
-# template instantiations g++ repeats in every file.
-set_target_properties(dovetail_cli PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)
-file(GLOB report_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/dovetail/train/report*.cpp)
-set_source_files_properties(${report_sources} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)

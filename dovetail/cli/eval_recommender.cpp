@@ -11,6 +11,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/base/machine.h"
+#include "dovetail/cli/output.h"
 #include "dovetail/data/row_stream.h"
 #include "dovetail/train/load_recommender.h"
 #include "dovetail/train/metrics.h"
@@ -20,13 +21,6 @@ namespace dovetail::cli {
 namespace {
 
 /// Text as a field of CSV (RFC 4180).
-std::string csv_field(const std::string& text) {
-  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
-  std::string quoted = "\"";
-  for (const char c : text) quoted += c == '"' ? "\"\"" : std::string(1, c);
-  return quoted + "\"";
-}
-
 /// Lines "file,row,<probability of each task>": the probability with as many digits as a float32 has.
 class PredictionFile {
  public:

@@ -20,12 +20,12 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 /// The table without its target.
-struct Split {
+struct TargetSplit {
   at::Tensor x, target;
   std::vector<std::string> columns;
 };
 
-Split split(const Matrix& matrix, const std::string& target) {
+TargetSplit split(const Matrix& matrix, const std::string& target) {
   const auto found = std::ranges::find(matrix.columns, target);
   if (found == matrix.columns.end()) {
     const std::string near = nearest_word(target, matrix.columns);
@@ -35,7 +35,7 @@ Split split(const Matrix& matrix, const std::string& target) {
   }
   user_check(matrix.columns.size() > 1, "--target: {} is the only column", target);
   const auto column = static_cast<int64_t>(found - matrix.columns.begin());
-  Split parts{.x = {}, .target = matrix.x.select(1, column).to(at::kDouble), .columns = matrix.columns};
+  TargetSplit parts{.x = {}, .target = matrix.x.select(1, column).to(at::kDouble), .columns = matrix.columns};
   parts.columns.erase(parts.columns.begin() + column);
   const int64_t after = matrix.x.size(1) - column - 1;
   parts.x = at::cat({matrix.x.narrow(1, 0, column), matrix.x.narrow(1, column + 1, after)}, 1).contiguous();
@@ -47,7 +47,7 @@ std::string number(double value) { return fmt::format("{:.6g}", value); }
 }  // namespace
 
 void fit_linear_model(const FitOptions& options, const FitContext& context, FitOutcome& outcome) {
-  const Split parts = split(context.matrix, options.target);
+  const TargetSplit parts = split(context.matrix, options.target);
   hybrid::RegressionData data(parts.x, parts.target, context.workers);
   const hybrid::LinearResult result = hybrid::fit_linear(data, options.l2);
   std::vector<std::string> dependent;
@@ -74,7 +74,7 @@ void fit_linear_model(const FitOptions& options, const FitContext& context, FitO
 
 void fit_logistic_model(const FitOptions& options, const FitContext& context, FitOutcome& outcome) {
   constexpr int64_t kMostClasses = 1000;
-  const Split parts = split(context.matrix, options.target);
+  const TargetSplit parts = split(context.matrix, options.target);
   const auto [values, classes] = at::_unique(parts.target, /*sorted=*/true, /*return_inverse=*/true);
   user_check(values.numel() >= 2, "--target: {} is {} in every row", options.target, values[0].item<double>());
   user_check(values.numel() <= kMostClasses, "--target: {} has {} different values, more than {} classes",

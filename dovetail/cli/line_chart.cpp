@@ -12,7 +12,8 @@
 namespace dovetail::cli {
 namespace {
 
-constexpr double kWidth = 760, kHeight = 460, kLeft = 80, kRight = 150, kTop = 64, kBottom = 56;
+constexpr double kChartWidth = 760, kChartHeight = 460, kChartLeft = 80, kChartRight = 150, kChartTop = 64,
+                 kChartBottom = 56;
 constexpr std::array<const char*, 6> kColors = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"};
 
 std::string escaped(const std::string& text) {
@@ -66,13 +67,14 @@ std::string line_chart_svg(const LineChart& chart) {
       y_high = std::max(y_high, y);
     }
   DOVETAIL_CHECK(x_high > 0, "a chart without points");
-  const Axis x(2, x_low, x_high, kLeft, kWidth - kRight), y(10, y_low, y_high, kHeight - kBottom, kTop);
+  const Axis x(2, x_low, x_high, kChartLeft, kChartWidth - kChartRight),
+      y(10, y_low, y_high, kChartHeight - kChartBottom, kChartTop);
   std::string svg = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
       "font-family=\"sans-serif\">\n<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n",
-      kWidth, kHeight);
-  add_text(svg, kLeft, 24, "start", chart.title, 16);
-  add_text(svg, kLeft, 44, "start", chart.subtitle);
+      kChartWidth, kChartHeight);
+  add_text(svg, kChartLeft, 24, "start", chart.title, 16);
+  add_text(svg, kChartLeft, 44, "start", chart.subtitle);
   for (int i = x.low; i <= x.high; ++i) {
     const double at = x.at(std::pow(2.0, i));
     add_rule(svg, at, y.from, at, y.to);
@@ -81,20 +83,20 @@ std::string line_chart_svg(const LineChart& chart) {
   for (int i = y.low; i <= y.high; ++i) {
     const double at = y.at(std::pow(10.0, i));
     add_rule(svg, x.from, at, x.to, at);
-    add_text(svg, kLeft - 8, at + 4, "end", fmt::format("{:g}", std::pow(10.0, i)));
+    add_text(svg, kChartLeft - 8, at + 4, "end", fmt::format("{:g}", std::pow(10.0, i)));
   }
-  add_text(svg, (x.from + x.to) / 2, kHeight - 14, "middle", chart.x_label);
-  add_text(svg, 12, kTop - 8, "start", chart.y_label);
+  add_text(svg, (x.from + x.to) / 2, kChartHeight - 14, "middle", chart.x_label);
+  add_text(svg, 12, kChartTop - 8, "start", chart.y_label);
   for (size_t i = 0; i < chart.lines.size(); ++i) {
     const char* color = kColors[i % kColors.size()];
     const auto& line = chart.lines[i];
     if (line.points.empty()) continue;
     add_line(svg, line, color, x, y);
-    const double key = kTop + 20.0 * static_cast<double>(i);
+    const double key = kChartTop + 20.0 * static_cast<double>(i);
     fmt::format_to(std::back_inserter(svg), R"(<rect x="{:.1f}" y="{:.1f}" width="14" height="4" fill="{}"/>)",
-                   kWidth - kRight + 14, key - 4, color);
+                   kChartWidth - kChartRight + 14, key - 4, color);
     svg += '\n';
-    add_text(svg, kWidth - kRight + 34, key + 2, "start", line.name);
+    add_text(svg, kChartWidth - kChartRight + 34, key + 2, "start", line.name);
   }
   return svg + "</svg>\n";
 }

@@ -64,6 +64,13 @@ std::string format_table(const std::vector<std::vector<std::string>>& rows, Head
   return table;
 }
 
+std::string csv_field(const std::string& text) {
+  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) quoted += c == '"' ? "\"\"" : std::string(1, c);
+  return quoted + "\"";
+}
+
 int rank_from_environment() {
   const char* rank = std::getenv("RANK");
   return rank == nullptr ? 0 : std::atoi(rank);

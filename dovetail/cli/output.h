@@ -17,6 +17,9 @@ void print_json(const nlohmann::ordered_json& json);
 enum class Heading { kNone, kFirstRow };
 std::string format_table(const std::vector<std::vector<std::string>>& rows, Heading heading = Heading::kNone);
 
+/// A field of a CSV line: `text`, in quotes if it holds a comma, a quote or a line break.
+std::string csv_field(const std::string& text);
+
 /// The rank that torchrun gave to this process; 0 when there is none.
 int rank_from_environment();
 

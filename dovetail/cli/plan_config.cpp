@@ -23,7 +23,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kEagerSteps = 3, kRecordedSteps = 3, kPlannedSteps = 5;
+constexpr int kEagerSteps = 3, kUnplannedSteps = 3, kPlannedSteps = 5;
 
 RunConfig load(const PlanRequest& request) {
   RunConfig config = config_of(request);
@@ -72,7 +72,7 @@ class ConfigPlan {
     for (double& step_s : seconds) step_s = trial_->run();
     measured_ = {.eager_s = median(std::move(seconds)), .eager_process_bytes = peak_bytes()};
     trial_->plan_memory(options_);
-    for (int i = 0; i < kRecordedSteps; ++i) trial_->run();
+    for (int i = 0; i < kUnplannedSteps; ++i) trial_->run();
     check_floor();
     while (!plan().report()) trial_->run();
     reset_peak_resident();

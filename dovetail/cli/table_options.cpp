@@ -46,13 +46,6 @@ nlohmann::ordered_json executors_json(const hybrid::Runtime& runtime) {
   return list;
 }
 
-std::string csv_field(const std::string& name) {
-  if (name.find_first_of(",\"\r\n") == std::string::npos) return name;
-  std::string quoted = "\"";
-  for (const char c : name) quoted += c == '"' ? "\"\"" : std::string(1, c);
-  return quoted + "\"";
-}
-
 }  // namespace
 
 void TableOptions::declare_data(Arguments& arguments) {

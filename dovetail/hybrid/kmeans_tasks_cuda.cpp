@@ -25,14 +25,14 @@ at::Tensor squares_to(const at::Tensor& x, const at::Tensor& points) {
   return (x.to(at::kDouble) - points).square().sum(1);
 }
 
-Partial norms_task(const Parameters& parameters, const Shard& shard) {
+Partial norms_task_on_gpu(const Parameters& parameters, const Shard& shard) {
   const auto rows = rows_of(shard);
   const at::Tensor squares = squares_to(rows[KMeansData::kX], parameters[0].to(at::kDouble));
   rows[KMeansData::kNorms].copy_(squares.sqrt() * (1 + 0x1p-22));  // at least the norm, as float32 too
   return {{squares.sum()}, static_cast<double>(shard.size)};
 }
 
-Partial assign_task(const Parameters& parameters, const Shard& shard) {
+Partial assign_task_on_gpu(const Parameters& parameters, const Shard& shard) {
   const auto rows = rows_of(shard);
   const at::Tensor &all = rows[KMeansData::kX], &labels = rows[KMeansData::kLabels], &centres = parameters[0];
   const at::Tensor shift = parameters[1].to(at::kDouble), d = centres - shift, squares = d.square().sum(1);
@@ -51,25 +51,25 @@ Partial assign_task(const Parameters& parameters, const Shard& shard) {
   return {{sums, counts.to(at::kLong), changed}, static_cast<double>(shard.size)};
 }
 
-Partial distances_task(const Parameters& parameters, const Shard& shard) {
+Partial distances_task_on_gpu(const Parameters& parameters, const Shard& shard) {
   const auto rows = rows_of(shard);
   const at::Tensor nearest = parameters[0].index_select(0, rows[KMeansData::kLabels]);
   const at::Tensor& squares = rows[KMeansData::kSquares].copy_(squares_to(rows[KMeansData::kX], nearest));
   return {{squares.sum()}, static_cast<double>(shard.size)};
 }
 
-Partial batch_task(const Parameters& parameters, const Shard& shard) {
+Partial batch_task_on_gpu(const Parameters& parameters, const Shard& shard) {
   const at::Tensor x = whole_of(shard)[0].index_select(0, rows_of(shard)[0]);
   const auto options = x.options();
   const ResidentData batch({x, at::empty({shard.size}, options), at::zeros({shard.size}, options.dtype(at::kInt)),
                             at::empty({shard.size}, options.dtype(at::kDouble))});
   const Shard all = batch.shards(shard.size)[0];
-  Partial partial = assign_task(parameters, all);
-  partial.tensors[2] = distances_task({parameters[0]}, all).tensors[0];
+  Partial partial = assign_task_on_gpu(parameters, all);
+  partial.tensors[2] = distances_task_on_gpu({parameters[0]}, all).tensors[0];
   return partial;
 }
 
-Partial potentials_task(const Parameters& parameters, const Shard& shard) {
+Partial potentials_task_on_gpu(const Parameters& parameters, const Shard& shard) {
   const auto rows = rows_of(shard);
   std::vector<at::Tensor> sums;
   for (const at::Tensor& point : parameters[0].unbind(0))
@@ -77,7 +77,7 @@ Partial potentials_task(const Parameters& parameters, const Shard& shard) {
   return {{at::stack(sums)}, static_cast<double>(shard.size)};
 }
 
-Partial include_task(const Parameters& parameters, const Shard& shard) {
+Partial include_task_on_gpu(const Parameters& parameters, const Shard& shard) {
   const auto rows = rows_of(shard);
   const at::Tensor& squares = rows[KMeansData::kSquares];
   for (const at::Tensor& point : parameters[0].unbind(0))
@@ -87,12 +87,12 @@ Partial include_task(const Parameters& parameters, const Shard& shard) {
   return {{sums}, static_cast<double>(shard.size)};
 }
 
-const TaskRegistration kNorms("kmeans.norms", at::kCUDA, norms_task, {KMeansData::kNorms});
-const TaskRegistration kAssign("kmeans.assign", at::kCUDA, assign_task, {KMeansData::kLabels});
-const TaskRegistration kBatch("kmeans.batch", at::kCUDA, batch_task);
-const TaskRegistration kDistances("kmeans.distances", at::kCUDA, distances_task, {KMeansData::kSquares});
-const TaskRegistration kPotentials("kmeans.potentials", at::kCUDA, potentials_task);
-const TaskRegistration kInclude("kmeans.include", at::kCUDA, include_task, {KMeansData::kSquares});
+const TaskRegistration kNorms("kmeans.norms", at::kCUDA, norms_task_on_gpu, {KMeansData::kNorms});
+const TaskRegistration kAssign("kmeans.assign", at::kCUDA, assign_task_on_gpu, {KMeansData::kLabels});
+const TaskRegistration kBatch("kmeans.batch", at::kCUDA, batch_task_on_gpu);
+const TaskRegistration kDistances("kmeans.distances", at::kCUDA, distances_task_on_gpu, {KMeansData::kSquares});
+const TaskRegistration kPotentials("kmeans.potentials", at::kCUDA, potentials_task_on_gpu);
+const TaskRegistration kInclude("kmeans.include", at::kCUDA, include_task_on_gpu, {KMeansData::kSquares});
 
 }  // namespace
 }  // namespace dovetail::hybrid

@@ -19,7 +19,6 @@ namespace dovetail::moe {
 namespace {
 
 constexpr int64_t kGrainTokens = 256;
-constexpr int32_t kDropped = -1;
 
 /// By what scores are compared.
 template <class T>

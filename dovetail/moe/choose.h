@@ -8,6 +8,8 @@
 /// same results.
 namespace dovetail::moe {
 
+constexpr int32_t kDropped = -1;  ///< slot of a choice that was dropped
+
 /// The k experts of the largest score + bias of each row, descending; (T, k) int32. scores (T, E) contiguous, float32
 /// or float64; bias (E) of that dtype or undefined.
 at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias, const RoutingSpec& spec);

@@ -12,7 +12,6 @@ namespace dovetail::moe::gpu {
 namespace {
 
 constexpr const char* kOp = "moe_route";
-constexpr int32_t kDropped = -1;
 
 template <class T>
 const T* pointer(const at::Tensor& x) {

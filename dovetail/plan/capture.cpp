@@ -23,6 +23,7 @@
 #include "dovetail/base/layer_scope.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/plan/index_list.h"
 
 C10_DECLARE_int(caffe2_log_level);
 
@@ -234,10 +235,6 @@ class Recorder {
       step_.storages[index].external = tensor.detach();
     }
     return {index, tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset(), tensor.scalar_type()};
-  }
-
-  static void add_once(std::vector<int>& list, int value) {
-    if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
   }
 
   /// A forward operation made its node of autograd, and with it a sequence number, just before it came here; a backward

@@ -9,7 +9,6 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr int64_t kNoBudget = std::numeric_limits<int64_t>::max() / 4;
 constexpr int kSmall = 64;    // stages; above, the program is looser
 constexpr int kRunDepth = 6;  // of runs again for the sake of others
 

@@ -3,18 +3,15 @@
 #include <cmath>
 #include <set>
 
+#include "dovetail/plan/index_list.h"
 #include "dovetail/plan/joint_program.h"
 
 namespace dovetail::plan {
 namespace {
 
-constexpr int kSmall = 64;          // stages; above, only the nearest fetches are looked at together
-constexpr int kFetchStarts = 16;    // stages before each reader from which on the fetch stream's load is bounded
-constexpr int kOffloadStarts = 24;  // stages before each one from which on that of the offload stream is
-
-bool contains(const std::vector<int>& list, int value) {
-  return std::find(list.begin(), list.end(), value) != list.end();
-}
+constexpr int kAllFetchStages = 64;  // stages; above, only the nearest fetches are looked at together
+constexpr int kFetchStarts = 16;     // stages before each reader from which on the fetch stream's load is bounded
+constexpr int kOffloadStarts = 24;   // stages before each one from which on that of the offload stream is
 
 }  // namespace
 
@@ -88,7 +85,7 @@ void JointProgram::add_fetch_stream() {
     }
     if (!reads) continue;
     starts.insert(b);
-    int left = stages_ > kSmall ? kFetchStarts : stages_;
+    int left = stages_ > kAllFetchStages ? kFetchStarts : stages_;
     for (auto j = starts.rbegin(); j != starts.rend() && left > 0; ++j, --left) {
       Entries load = {{start_[b], 1}, {begin_[*j], -1}};
       for (size_t g = 0; g < gaps_.size(); ++g) {
@@ -192,7 +189,7 @@ void JointProgram::add_offload_load() {
       if (const int column = ended_by(job, stage); column >= 0 && job.made_by < stage && !job.optional)
         made_by[job.made_by].emplace_back(column, -time(to_host_s(job.tensor)));
     Entries load = {{start_[stage], 1}};
-    const int apart = stages_ > kSmall ? 1 + static_cast<int>(made_by.size()) / kOffloadStarts : 1;
+    const int apart = stages_ > kAllFetchStages ? 1 + static_cast<int>(made_by.size()) / kOffloadStarts : 1;
     int left = static_cast<int>(made_by.size());
     for (auto made = made_by.rbegin(); made != made_by.rend(); ++made) {
       load.insert(load.end(), made->second.begin(), made->second.end());

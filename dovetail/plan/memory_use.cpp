@@ -13,9 +13,9 @@ namespace {
 constexpr std::array<std::string_view, kPurposes> kPurposeNames = {
     "weights", "optimizer", "gradients", "activations", "compressed", "inputs", "workspace"};
 
-class Ledger {
+class UseLedger {
  public:
-  Ledger(const Graph& graph, const Plan& plan, std::span<const Timeline::Span> actions)
+  UseLedger(const Graph& graph, const Plan& plan, std::span<const Timeline::Span> actions)
       : graph_(graph),
         plan_(plan),
         actions_(actions),
@@ -138,7 +138,7 @@ int64_t MemoryUse::total() const { return std::accumulate(bytes.begin(), bytes.e
 
 std::vector<MemoryUse> memory_use(const Graph& graph, const Plan& plan, std::span<const Timeline::Span> actions) {
   DOVETAIL_CHECK(actions.size() == plan.actions.size(), "{} spans of {} actions", actions.size(), plan.actions.size());
-  return Ledger(graph, plan, actions).over_time();
+  return UseLedger(graph, plan, actions).over_time();
 }
 
 int64_t peak_of(const std::vector<MemoryUse>& use) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
+#include "dovetail/plan/index_list.h"
 #include "dovetail/plan/walk.h"
 
 namespace dovetail::plan {
@@ -13,10 +14,6 @@ namespace {
 
 constexpr std::array<std::string_view, 5> kKeepNames = {"kept", "offloaded", "recomputed", "recomputed early",
                                                         "compressed"};
-
-bool contains(const std::vector<int>& list, int value) {
-  return std::find(list.begin(), list.end(), value) != list.end();
-}
 
 Graph without_budget(Graph graph) {
   graph.budget_bytes = std::numeric_limits<int64_t>::max() / 2;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -65,6 +66,9 @@ struct Misfit {
   int node = -1;
   int64_t bytes = 0;
 };
+
+/// Budget in bytes that no plan reaches.
+constexpr int64_t kNoBudget = std::numeric_limits<int64_t>::max() / 4;
 
 /// Copies start as soon as their tensor is there. Fetches start as late as hides them where memory allows that, else
 /// later; or, if that is the faster plan, as soon as copies that leave make room for them, also while nodes wait for

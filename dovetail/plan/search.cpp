@@ -14,7 +14,6 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr int64_t kNoBudget = std::numeric_limits<int64_t>::max() / 4;
 constexpr double kFaster = 1 - 1e-9;  // of an expected time: what counts as faster
 
 /// What a node is in its layer, the same in each of several blocks: "blocks.#.ffn aten::add 4".

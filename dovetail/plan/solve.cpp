@@ -14,8 +14,6 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr int64_t kNoBudget = std::numeric_limits<int64_t>::max() / 4;
-
 int64_t least_extra(const Graph& graph, const Scheduler& scheduler, int node, const SolveOptions& options) {
   const auto& algorithms = graph.nodes[node].algorithms;
   int64_t least = algorithms[fastest_algorithm(graph.nodes[node])].workspace_bytes;

@@ -3,13 +3,10 @@
 #include <algorithm>
 
 #include "dovetail/base/error.h"
+#include "dovetail/plan/index_list.h"
 
 namespace dovetail::plan {
 namespace {
-
-void add_once(std::vector<int>& list, int value) {
-  if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
-}
 
 /// Actions as the stages ask for them.
 class Writer {

@@ -6,18 +6,11 @@
 #include <map>
 #include <utility>
 
+#include "dovetail/plan/index_list.h"
 #include "dovetail/plan/packing.h"
 
 namespace dovetail::plan {
 namespace {
-
-bool contains(const std::vector<int>& list, int value) {
-  return std::find(list.begin(), list.end(), value) != list.end();
-}
-
-void add_once(std::vector<int>& list, int value) {
-  if (!contains(list, value)) list.push_back(value);
-}
 
 class Builder {
  public:

@@ -13,7 +13,7 @@
 namespace dovetail {
 namespace {
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kUndefined = std::numeric_limits<double>::quiet_NaN();
 constexpr double kBinsPerUnit = 1024, kLargestLogit = 32;
 static_assert(2 * kLargestLogit * kBinsPerUnit == RankingSums::kBins);
 
@@ -33,7 +33,7 @@ class PairCount {
  private:
   double share(uint64_t pairs) const {
     const double all = static_cast<double>(negatives_) * static_cast<double>(positives_);
-    return all == 0 ? kNaN : static_cast<double>(pairs) / all;
+    return all == 0 ? kUndefined : static_cast<double>(pairs) / all;
   }
   uint64_t doubled_ = 0, tied_ = 0, negatives_ = 0, positives_ = 0;
 };
@@ -106,11 +106,11 @@ RankingMetrics RankingSums::metrics() const {
   const bool valid = !std::isnan(sum[1]);
   const double mean = sum[2] / rows;
   const double entropy = -(mean * std::log(mean) + (1 - mean) * std::log1p(-mean));
-  m.auc = valid ? pairs.auc() : kNaN;
-  m.auc_error = valid ? pairs.tied_share() / 2 : kNaN;
-  m.log_loss = m.rows > 0 ? sum[0] / rows : kNaN;
-  m.normalized_entropy = mean > 0 && mean < 1 ? m.log_loss / entropy : kNaN;
-  m.calibration = sum[2] > 0 ? sum[1] / sum[2] : kNaN;
+  m.auc = valid ? pairs.auc() : kUndefined;
+  m.auc_error = valid ? pairs.tied_share() / 2 : kUndefined;
+  m.log_loss = m.rows > 0 ? sum[0] / rows : kUndefined;
+  m.normalized_entropy = mean > 0 && mean < 1 ? m.log_loss / entropy : kUndefined;
+  m.calibration = sum[2] > 0 ? sum[1] / sum[2] : kUndefined;
   return m;
 }
 
@@ -129,7 +129,7 @@ double grouped_auc(const at::Tensor& scores, const at::Tensor& labels, const at:
   std::vector<int64_t> order;
   for (int64_t i = 0; i < labels_n.numel(); ++i) {
     if (std::isnan(label[i])) continue;
-    if (std::isnan(score[i])) return kNaN;
+    if (std::isnan(score[i])) return kUndefined;
     order.push_back(i);
   }
   std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return group[a] < group[b]; });
@@ -145,7 +145,7 @@ double grouped_auc(const at::Tensor& scores, const at::Tensor& labels, const at:
     sum += auc * static_cast<double>(rows.size());
     weight += static_cast<double>(rows.size());
   }
-  return weight == 0 ? kNaN : sum / weight;
+  return weight == 0 ? kUndefined : sum / weight;
 }
 
 std::vector<std::string> ranking_warnings(std::span<const RankingMetrics> validations) {

@@ -21,8 +21,6 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
 /// Means over the days that a run was measured on, weighed by their rows.
 struct DayMeans {
   int64_t days = 0;

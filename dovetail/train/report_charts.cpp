@@ -14,8 +14,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
 /// Where a step lies on each of the page's horizontal axes.
 struct Axes {
   std::vector<double> tokens, hours;  ///< by step - first step; hours of training, all processes of the run together

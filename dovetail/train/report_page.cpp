@@ -160,7 +160,7 @@ std::string decisions(const Json& data) {
   return html + "</table></div>\n";
 }
 
-std::string machine(const Json& data) {
+std::string machine_panel(const Json& data) {
   if (data.at("machine").empty()) return "";
   std::string html = "<h2>Machine and data</h2>\n<div class=\"card\"><table>\n";
   for (const Json& row : data.at("machine")) {
@@ -219,7 +219,7 @@ std::string escape_html(const std::string& text) {
 std::string report_page(const Json& data) {
   std::string html = page_head(data.at("name").get<std::string>());
   html += header(data) + tiles(data) + fmt::format(kAxes, escaped(data, "unit")) + kControls + samples(data) +
-          memory(data) + experts(data) + quantization(data) + decisions(data) + machine(data) + commands(data);
+          memory(data) + experts(data) + quantization(data) + decisions(data) + machine_panel(data) + commands(data);
   html += fmt::format(
       "<h2>Config</h2>\n<details><summary>the resolved config, every key</summary>\n<pre>{}</pre></details>\n",
       escaped(data, "config"));

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <filesystem>
 #include <initializer_list>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -23,7 +24,9 @@ struct RunFiles {
 /// Throws UserError naming file and line of what cannot be read.
 RunFiles read_run(const std::filesystem::path& folder);
 
-/// A number of a line; NaN when it is absent or null.
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();  ///< value of a figure that is not known
+
+/// Number under `key` of a line of metrics; NaN if it is absent or null.
 double number_of(const nlohmann::ordered_json& line, const char* key);
 
 /// The value at a path of keys, or null.

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace dovetail {
+namespace dovetail::byte_size_test {
 namespace {
 
 TEST(ByteSize, IsANumberWithAUnit) {
@@ -20,4 +20,4 @@ TEST(ByteSize, IsNothingElse) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::byte_size_test

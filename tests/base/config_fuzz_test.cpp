@@ -11,7 +11,7 @@
 #include "dovetail/base/schema.h"
 #include "tests/base/sample_config.h"
 
-namespace dovetail {
+namespace dovetail::config_fuzz_test {
 namespace {
 
 using test::SampleConfig;
@@ -165,4 +165,4 @@ TEST(ConfigFuzz, MutatedOverrides) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::config_fuzz_test

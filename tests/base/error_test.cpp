@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace dovetail {
+namespace dovetail::error_test {
 namespace {
 
 TEST(DescribeError, PutsAShortHelpUnderTheCaret) {
@@ -94,4 +94,4 @@ TEST(UserCheck, ThrowsOnlyWhenFalse) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::error_test

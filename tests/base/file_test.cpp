@@ -20,7 +20,7 @@
 #include "dovetail/base/error.h"
 #include "tests/base/temporary_folder.h"
 
-namespace dovetail {
+namespace dovetail::file_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -221,4 +221,4 @@ TEST(MappedFile, SaysWhyItCannot) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::file_test

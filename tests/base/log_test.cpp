@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-namespace dovetail {
+namespace dovetail::log_test {
 namespace {
 
 // What `write` puts on standard error.
@@ -65,4 +65,4 @@ TEST_F(Log, LinesOfThreadsAndProcessesStayWhole) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::log_test

@@ -18,7 +18,7 @@
 #include "dovetail/base/proc_files.h"
 #include "tests/base/temporary_folder.h"
 
-namespace dovetail {
+namespace dovetail::machine_test {
 namespace {
 
 TEST(Machine, IsPlausible) {
@@ -185,4 +185,4 @@ TEST(Format, Durations) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::machine_test

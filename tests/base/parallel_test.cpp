@@ -15,7 +15,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::parallel_test {
 namespace {
 
 using Pieces = std::multiset<std::pair<int64_t, int64_t>>;
@@ -121,4 +121,4 @@ TEST(ParallelSharing, RefusesNonsense) {
 TEST(ParallelWorkers, IsWhatATenUses) { EXPECT_EQ(parallel_workers(), at::get_num_threads()); }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::parallel_test

@@ -10,7 +10,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::rng_test {
 namespace {
 
 using Words = std::array<uint32_t, 4>;
@@ -172,4 +172,4 @@ TEST(MixSeed, IsOneToOneInEachArgumentAndNotSymmetric) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::rng_test

@@ -19,7 +19,7 @@
 #include "tests/base/sample_config.h"
 #include "tests/base/temporary_folder.h"
 
-namespace dovetail {
+namespace dovetail::schema_print_test {
 namespace {
 
 using test::SampleConfig;
@@ -215,4 +215,4 @@ TEST(ExplainKey, NamesTheNearest) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::schema_print_test

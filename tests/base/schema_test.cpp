@@ -13,7 +13,7 @@
 #include "tests/base/sample_config.h"
 #include "tests/base/temporary_folder.h"
 
-namespace dovetail {
+namespace dovetail::schema_test {
 namespace {
 
 using test::SampleConfig;
@@ -320,4 +320,4 @@ TEST(NearestWord, FindsWhatWasMeant) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::schema_test

@@ -11,7 +11,7 @@
 #include "dovetail/base/sha256_kernels.h"
 #include "tests/base/temporary_folder.h"
 
-namespace dovetail {
+namespace dovetail::sha256_test {
 namespace {
 
 struct Vector {
@@ -100,4 +100,4 @@ TEST(Sha256, PortableKernelOnAPublishedVector) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::sha256_test

@@ -18,7 +18,7 @@
 #include "dovetail/base/file.h"
 #include "tests/base/temporary_folder.h"
 
-namespace dovetail {
+namespace dovetail::trace_test {
 namespace {
 
 struct Span {
@@ -254,4 +254,4 @@ TEST(Clock, DoesNotGoBack) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::trace_test

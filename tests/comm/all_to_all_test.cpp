@@ -15,7 +15,7 @@
 #include "dovetail/mx/quantize.h"
 #include "ranks.h"
 
-namespace dovetail {
+namespace dovetail::all_to_all_test {
 namespace {
 
 using testing::HasSubstr;
@@ -331,4 +331,4 @@ TEST(AllToAllMisuse, IsRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::all_to_all_test

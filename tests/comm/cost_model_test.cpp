@@ -11,7 +11,7 @@
 #include "dovetail/base/error.h"
 #include "ranks.h"
 
-namespace dovetail {
+namespace dovetail::cost_model_test {
 namespace {
 
 using testing::HasSubstr;
@@ -119,4 +119,4 @@ TEST(Calibration, IsTheSameOnEveryRankAndNearWhatItMeasured) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::cost_model_test

@@ -13,7 +13,7 @@
 #include "dovetail/comm/group.h"
 
 // The group of a job, as its environment describes it.
-namespace dovetail {
+namespace dovetail::environment_test {
 namespace {
 
 using testing::AllOf;
@@ -104,4 +104,4 @@ TEST_F(Environment, RefusesWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::environment_test

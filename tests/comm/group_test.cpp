@@ -17,7 +17,7 @@
 #include "dovetail/base/error.h"
 #include "ranks.h"
 
-namespace dovetail {
+namespace dovetail::group_test {
 namespace {
 
 using testing::AllOf;
@@ -320,4 +320,4 @@ TEST(SilentRank, InAnAllToAllOfASubgroupIsNamedAfterTheTimeout) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::group_test

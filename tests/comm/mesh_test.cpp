@@ -11,7 +11,7 @@
 #include "dovetail/base/error.h"
 #include "ranks.h"
 
-namespace dovetail {
+namespace dovetail::mesh_test {
 namespace {
 
 using testing::HasSubstr;
@@ -103,4 +103,4 @@ TEST(Mesh, SizesThatDoNotFitAreRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::mesh_test

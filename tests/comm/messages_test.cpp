@@ -9,7 +9,7 @@
 #include "ranks.h"
 
 // Messages of any length, by collectives that have one size for all.
-namespace dovetail {
+namespace dovetail::messages_test {
 namespace {
 
 class Messages : public ::testing::TestWithParam<int> {};
@@ -48,4 +48,4 @@ TEST_P(Messages, AgreeSaysEveryErrorOnEveryRank) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::messages_test

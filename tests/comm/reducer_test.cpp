@@ -15,7 +15,7 @@
 #include "dovetail/base/error.h"
 #include "ranks.h"
 
-namespace dovetail {
+namespace dovetail::reducer_test {
 namespace {
 
 using testing::HasSubstr;
@@ -329,4 +329,4 @@ TEST(GradientReducer, MisuseIsAnInternalError) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::reducer_test

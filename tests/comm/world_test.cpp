@@ -18,7 +18,7 @@
 #include "dovetail/comm/mesh.h"
 #include "world.h"
 
-namespace dovetail {
+namespace dovetail::world_test {
 namespace {
 
 using testing::HasSubstr;
@@ -133,4 +133,4 @@ TEST(World, AProcessThatDiesInTheMiddleOfATransferIsNoticedBeforeTheTimeout) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::world_test

@@ -6,7 +6,7 @@
 #include "dovetail/base/error.h"
 #include "temporary_folder.h"
 
-namespace dovetail {
+namespace dovetail::inputs_test {
 namespace {
 
 using testing::ElementsAre;
@@ -92,4 +92,4 @@ TEST_F(Inputs, AListNamesRootAndRelativePath) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::inputs_test

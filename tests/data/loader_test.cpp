@@ -13,7 +13,7 @@
 #include "dovetail/data/prepare.h"
 #include "temporary_folder.h"
 
-namespace dovetail {
+namespace dovetail::loader_test {
 namespace {
 
 /// A prepared folder of `size` bytes of text, all `letter` or, without one, counting up.
@@ -193,4 +193,4 @@ TEST_F(LoaderTest, StopsWhileItPrefetches) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::loader_test

@@ -14,7 +14,7 @@
 
 // The files are made by pyarrow: tools/make_parquet_fixtures.py.
 
-namespace dovetail {
+namespace dovetail::parquet_test {
 namespace {
 
 using testing::HasSubstr;
@@ -101,4 +101,4 @@ TEST(ParquetPrepare, TakesEachRowForADocument) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::parquet_test

@@ -15,7 +15,7 @@
 #include "dovetail/data/token_store.h"
 #include "temporary_folder.h"
 
-namespace dovetail {
+namespace dovetail::prepare_test {
 namespace {
 
 using testing::HasSubstr;
@@ -383,4 +383,4 @@ TEST_F(Prepare, ReportsProgress) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::prepare_test

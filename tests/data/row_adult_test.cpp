@@ -11,7 +11,7 @@
 #include "dovetail/data/hash.h"
 #include "dovetail/data/row_loader.h"
 
-namespace dovetail {
+namespace dovetail::row_adult_test {
 namespace {
 
 constexpr const char* kConfig = R"(
@@ -99,4 +99,4 @@ TEST(Adult, IsReadAsItsLinesSay) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::row_adult_test

@@ -9,7 +9,7 @@
 #include "dovetail/data/hash.h"
 #include "dovetail/data/row_decoder.h"
 
-namespace dovetail {
+namespace dovetail::row_columns_test {
 namespace {
 
 using Kind = ColumnValues::Kind;
@@ -143,4 +143,4 @@ TEST_P(Columns, AreTheirRows) {
 INSTANTIATE_TEST_SUITE_P(Seeds, Columns, testing::Range<uint64_t>(0, 8));
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::row_columns_test

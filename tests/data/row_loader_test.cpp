@@ -15,7 +15,7 @@
 #include "dovetail/data/hash.h"
 #include "temporary_folder.h"
 
-namespace dovetail {
+namespace dovetail::row_loader_test {
 namespace {
 
 using testing::HasSubstr;
@@ -328,4 +328,4 @@ TEST_F(RowLoaderTest, NeedsARowToTrainOn) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::row_loader_test

@@ -16,7 +16,7 @@
 #include "fuzz.h"
 #include "temporary_folder.h"
 
-namespace dovetail {
+namespace dovetail::row_parquet_test {
 namespace {
 
 using testing::HasSubstr;
@@ -284,4 +284,4 @@ TEST(RowParquet, RefusesWhatItCannotGive) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::row_parquet_test

@@ -11,7 +11,7 @@
 #include "dovetail/data/row_reader.h"
 #include "temporary_folder.h"
 
-namespace dovetail {
+namespace dovetail::row_text_test {
 namespace {
 
 using testing::ElementsAre;
@@ -288,4 +288,4 @@ TEST_F(RowText, RefusesConfigsThatContradictThemselves) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::row_text_test

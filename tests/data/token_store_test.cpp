@@ -17,7 +17,7 @@
 #include "fuzz.h"
 #include "temporary_folder.h"
 
-namespace dovetail {
+namespace dovetail::token_store_test {
 namespace {
 
 using testing::HasSubstr;
@@ -208,4 +208,4 @@ TEST_F(Store, FuzzedShardHeadersAreReadOrRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::token_store_test

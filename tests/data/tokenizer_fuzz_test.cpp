@@ -10,7 +10,7 @@
 #include "dovetail/data/tokenizer_json.h"
 #include "fuzz.h"
 
-namespace dovetail {
+namespace dovetail::tokenizer_fuzz_test {
 namespace {
 
 /// A tokenizer.json small enough that most mutations hit something other than a token's name.
@@ -53,4 +53,4 @@ TEST(TokenizerJsonFuzz, StructuresAreReadOrRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::tokenizer_fuzz_test

@@ -15,7 +15,7 @@
 
 // The files are made by the PyPI packages `tokenizers` and `sentencepiece`: tools/make_tokenizer_fixtures.py.
 
-namespace dovetail {
+namespace dovetail::tokenizer_test {
 namespace {
 
 using nlohmann::json;
@@ -299,4 +299,4 @@ TEST(SplitPattern, AlwaysTakesSomething) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::tokenizer_test

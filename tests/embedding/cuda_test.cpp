@@ -7,7 +7,7 @@
 #include "dovetail/embedding/cuda_kernels.h"
 #include "tests/embedding/testing.h"
 
-namespace dovetail::embedding {
+namespace dovetail::embedding::cuda_test {
 namespace {
 
 using dovetail::testing::expect_close;
@@ -191,4 +191,4 @@ TEST_F(CudaTables, LookupsOfNothingAreNothing) {
 }
 
 }  // namespace
-}  // namespace dovetail::embedding
+}  // namespace dovetail::embedding::cuda_test

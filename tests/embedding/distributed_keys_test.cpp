@@ -11,7 +11,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/embedding/testing.h"
 
-namespace dovetail::embedding {
+namespace dovetail::embedding::distributed_keys_test {
 namespace {
 
 using dovetail::testing::expect_close;
@@ -265,4 +265,4 @@ TEST(DistributedKeys, ShareNoPackWithRowsOfAVocabulary) {
 }
 
 }  // namespace
-}  // namespace dovetail::embedding
+}  // namespace dovetail::embedding::distributed_keys_test

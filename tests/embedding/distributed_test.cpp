@@ -9,7 +9,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/embedding/testing.h"
 
-namespace dovetail::embedding {
+namespace dovetail::embedding::distributed_test {
 namespace {
 
 using dovetail::testing::expect_close;
@@ -347,4 +347,4 @@ TEST(DistributedTables, NameTheIdThatIsOutside) {
 }
 
 }  // namespace
-}  // namespace dovetail::embedding
+}  // namespace dovetail::embedding::distributed_test

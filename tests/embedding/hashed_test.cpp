@@ -14,7 +14,7 @@
 #include "dovetail/embedding/lookup.h"
 #include "tests/embedding/testing.h"
 
-namespace dovetail::embedding {
+namespace dovetail::embedding::hashed_test {
 namespace {
 
 using dovetail::testing::expect_same_bits;
@@ -441,4 +441,4 @@ TEST(HashedTables, WhatCannotBeIsRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail::embedding
+}  // namespace dovetail::embedding::hashed_test

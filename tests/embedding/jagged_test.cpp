@@ -5,7 +5,7 @@
 
 #include <vector>
 
-namespace dovetail::embedding {
+namespace dovetail::embedding::jagged_test {
 namespace {
 
 /// Bag (f, b) has (f + b) % 3 ids, numbered through.
@@ -48,4 +48,4 @@ TEST(Jagged, ItsSamplesAreABatchOfTheSameBags) {
 }
 
 }  // namespace
-}  // namespace dovetail::embedding
+}  // namespace dovetail::embedding::jagged_test

@@ -7,7 +7,7 @@
 
 #include "tests/embedding/testing.h"
 
-namespace dovetail::embedding {
+namespace dovetail::embedding::lookup_test {
 namespace {
 
 using dovetail::testing::at_every_simd_level;
@@ -298,4 +298,4 @@ TEST(EmbeddingLookup, GradientsOfTheWrongShapeAreRefusedBeforeAnythingChanges) {
 }
 
 }  // namespace
-}  // namespace dovetail::embedding
+}  // namespace dovetail::embedding::lookup_test

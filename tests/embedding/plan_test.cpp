@@ -5,7 +5,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail::embedding {
+namespace dovetail::embedding::plan_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -80,4 +80,4 @@ TEST(Plan, PacksSplitsAndGroups) {
 }
 
 }  // namespace
-}  // namespace dovetail::embedding
+}  // namespace dovetail::embedding::plan_test

@@ -10,7 +10,7 @@
 #include "dovetail/base/rng.h"
 #include "tests/embedding/testing.h"
 
-namespace dovetail::embedding {
+namespace dovetail::embedding::row_cache_test {
 namespace {
 
 using dovetail::testing::user_error;
@@ -241,4 +241,4 @@ TEST(SlotMap, IsAMap) {
 }
 
 }  // namespace
-}  // namespace dovetail::embedding
+}  // namespace dovetail::embedding::row_cache_test

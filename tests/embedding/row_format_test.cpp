@@ -12,7 +12,7 @@
 #include "dovetail/mx/quantize.h"
 #include "tests/embedding/testing.h"
 
-namespace dovetail::embedding {
+namespace dovetail::embedding::row_format_test {
 namespace {
 
 using dovetail::testing::expect_close;
@@ -225,4 +225,4 @@ TEST(RowFormat, TheWordsAreAFunctionOfSeedTableStepRowAndColumn) {
 }
 
 }  // namespace
-}  // namespace dovetail::embedding
+}  // namespace dovetail::embedding::row_format_test

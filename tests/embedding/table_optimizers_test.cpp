@@ -10,7 +10,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/embedding/testing.h"
 
-namespace dovetail::embedding {
+namespace dovetail::embedding::table_optimizers_test {
 namespace {
 
 using dovetail::testing::expect_close;
@@ -203,4 +203,4 @@ TEST(TableOptimizers, WhatCannotBeIsRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail::embedding
+}  // namespace dovetail::embedding::table_optimizers_test

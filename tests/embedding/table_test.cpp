@@ -7,7 +7,7 @@
 #include "dovetail/base/rng.h"
 #include "tests/embedding/testing.h"
 
-namespace dovetail::embedding {
+namespace dovetail::embedding::table_test {
 namespace {
 
 using dovetail::testing::expect_same_bits;
@@ -76,4 +76,4 @@ TEST(CheckJagged, NamesWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace dovetail::embedding
+}  // namespace dovetail::embedding::table_test

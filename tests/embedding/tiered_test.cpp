@@ -11,7 +11,7 @@
 
 #include "tests/embedding/testing.h"
 
-namespace dovetail::embedding {
+namespace dovetail::embedding::tiered_test {
 namespace {
 
 using dovetail::testing::expect_same_bits;
@@ -255,4 +255,4 @@ TEST_F(TieredTablesTest, AFullDiskIsAnError) {
 }
 
 }  // namespace
-}  // namespace dovetail::embedding
+}  // namespace dovetail::embedding::tiered_test

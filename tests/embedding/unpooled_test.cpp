@@ -9,7 +9,7 @@
 #include "dovetail/embedding/plan.h"
 #include "tests/embedding/testing.h"
 
-namespace dovetail::embedding {
+namespace dovetail::embedding::unpooled_test {
 namespace {
 
 using dovetail::testing::at_every_simd_level;
@@ -211,4 +211,4 @@ TEST(UnpooledLookup, WhatCannotBeIsRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail::embedding
+}  // namespace dovetail::embedding::unpooled_test

@@ -6,7 +6,7 @@
 
 #include "tests/hybrid/testing.h"
 
-namespace dovetail::hybrid::testing {
+namespace dovetail::hybrid::testing::cluster_metrics_test {
 namespace {
 
 double silhouette_reference(const at::Tensor& x, const at::Tensor& labels) {
@@ -70,4 +70,4 @@ TEST(PrincipalPlane, OfOneRowOrOneColumnHasNoSecondDirection) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing
+}  // namespace dovetail::hybrid::testing::cluster_metrics_test

@@ -3,7 +3,7 @@
 
 #include "tests/ops/testing.h"
 
-namespace dovetail::hybrid::testing {
+namespace dovetail::hybrid::testing::dense_test {
 namespace {
 
 using namespace dovetail::testing;
@@ -66,4 +66,4 @@ TEST(Dense, ProductsAreThoseOfTorch) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing
+}  // namespace dovetail::hybrid::testing::dense_test

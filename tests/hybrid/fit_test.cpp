@@ -16,7 +16,7 @@
 #include "tests/hybrid/nodes_testing.h"
 #include "tests/hybrid/testing.h"
 
-namespace dovetail::hybrid::testing {
+namespace dovetail::hybrid::testing::fit_test {
 namespace {
 
 using Shared = std::shared_ptr<Workers>;
@@ -235,4 +235,4 @@ TEST(MiniBatch, UsesEveryRowOnceBeforeAnyTwice) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing
+}  // namespace dovetail::hybrid::testing::fit_test

@@ -5,7 +5,7 @@
 #include "dovetail/hybrid/task.h"
 #include "tests/hybrid/testing.h"
 
-namespace dovetail::hybrid::testing {
+namespace dovetail::hybrid::testing::kmeans_composed_test {
 namespace {
 
 /// Resident rows with labels and squares of some centres before.
@@ -72,4 +72,4 @@ TEST(KMeansComposed, BatchesAreThoseOfTheCpu) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing
+}  // namespace dovetail::hybrid::testing::kmeans_composed_test

@@ -5,7 +5,7 @@
 
 #include "tests/hybrid/testing.h"
 
-namespace dovetail::hybrid::testing {
+namespace dovetail::hybrid::testing::kmeans_init_test {
 namespace {
 
 constexpr KMeansInit kAll[] = {KMeansInit::kPlusPlus, KMeansInit::kParallel, KMeansInit::kRandom, KMeansInit::kFirst};
@@ -102,4 +102,4 @@ TEST(KMeansInit, RefusesMoreCentresThanRowsAndUnknownNames) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing
+}  // namespace dovetail::hybrid::testing::kmeans_init_test

@@ -5,7 +5,7 @@
 
 #include "tests/hybrid/testing.h"
 
-namespace dovetail::hybrid::testing {
+namespace dovetail::hybrid::testing::kmeans_test {
 namespace {
 
 void expect_as_reference(const at::Tensor& x, const at::Tensor& centres, const std::string& what) {
@@ -141,4 +141,4 @@ TEST(KMeansAssign, KnowsTheVarianceOfTheColumns) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing
+}  // namespace dovetail::hybrid::testing::kmeans_test

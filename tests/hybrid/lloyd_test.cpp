@@ -3,7 +3,7 @@
 
 #include "tests/hybrid/testing.h"
 
-namespace dovetail::hybrid::testing {
+namespace dovetail::hybrid::testing::lloyd_test {
 namespace {
 
 TEST(Lloyd, IsTheLoopOfItsDefinition) {
@@ -88,4 +88,4 @@ TEST(Lloyd, RefusesNoIterationsAndANegativeTolerance) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing
+}  // namespace dovetail::hybrid::testing::lloyd_test

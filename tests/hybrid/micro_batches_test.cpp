@@ -9,7 +9,7 @@
 #include <numeric>
 #include <random>
 
-namespace dovetail::hybrid {
+namespace dovetail::hybrid::micro_batches_test {
 namespace {
 
 using ::testing::Each;
@@ -110,4 +110,4 @@ TEST(MicroBatchShares, StayForNoiseAndForLessThanTheGain) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::hybrid::micro_batches_test

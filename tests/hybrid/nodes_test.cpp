@@ -11,7 +11,7 @@
 #include "tests/hybrid/nodes_testing.h"
 #include "tests/hybrid/runtime_testing.h"
 
-namespace dovetail::hybrid::testing {
+namespace dovetail::hybrid::testing::nodes_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -194,4 +194,4 @@ TEST(Nodes, ClusterAsOneDoes) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing
+}  // namespace dovetail::hybrid::testing::nodes_test

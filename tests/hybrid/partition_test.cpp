@@ -15,7 +15,7 @@
 #include "dovetail/base/file.h"
 #include "tests/base/temporary_folder.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::hybrid::partition_test {
 namespace {
 
 double end_of(const std::vector<int64_t>& grains, const std::vector<DeviceCost>& devices, int64_t grain) {
@@ -197,4 +197,4 @@ TEST(MoveShares, OnlyForMoreThanTheHysteresis) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::hybrid::partition_test

@@ -6,7 +6,7 @@
 #include "dovetail/ops/dispatch.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail::hybrid::testing {
+namespace dovetail::hybrid::testing::products_test {
 namespace {
 
 using namespace dovetail::testing;
@@ -38,4 +38,4 @@ TEST(Product, AddsInOrderWithOneRoundingEach) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing
+}  // namespace dovetail::hybrid::testing::products_test

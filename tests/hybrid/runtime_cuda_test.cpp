@@ -6,7 +6,7 @@
 #include "dovetail/hybrid/runtime.h"
 #include "tests/hybrid/testing.h"
 
-namespace dovetail::hybrid::testing {
+namespace dovetail::hybrid::testing::runtime_cuda_test {
 namespace {
 
 TEST(RuntimeCuda, SharesKMeansWithTheCpu) {
@@ -41,4 +41,4 @@ TEST(RuntimeCuda, OneGpuAloneHasTheSameBitsTwice) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing
+}  // namespace dovetail::hybrid::testing::runtime_cuda_test

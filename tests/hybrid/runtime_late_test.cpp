@@ -8,7 +8,7 @@
 
 #include "tests/hybrid/runtime_testing.h"
 
-namespace dovetail::hybrid::testing {
+namespace dovetail::hybrid::testing::runtime_late_test {
 namespace {
 
 TEST(Runtime, DropsWhatAHungExecutorDeliversInALaterJob) {
@@ -117,4 +117,4 @@ TEST(KMeans, LetsALateThreadReadTheLabelsOfItsJob) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing
+}  // namespace dovetail::hybrid::testing::runtime_late_test

@@ -17,7 +17,7 @@
 #include "tests/base/temporary_folder.h"
 #include "tests/hybrid/runtime_testing.h"
 
-namespace dovetail::hybrid::testing {
+namespace dovetail::hybrid::testing::runtime_test {
 namespace {
 
 TEST(Runtime, HasTheBitsOfRunTask) {
@@ -270,4 +270,4 @@ TEST(KMeans, HasTheSameBitsOnExecutorsThatFail) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing
+}  // namespace dovetail::hybrid::testing::runtime_test

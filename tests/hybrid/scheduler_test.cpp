@@ -12,7 +12,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/hybrid/partition.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::hybrid::scheduler_test {
 namespace {
 
 enum class Mishap { kNone, kThrow, kSilence, kTwice, kLate };
@@ -294,4 +294,4 @@ TEST(Scheduler, RespectsWhatAMemoryHolds) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::hybrid::scheduler_test

@@ -13,7 +13,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/hybrid/partition.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::hybrid::sim_cluster_test {
 namespace {
 
 const Link kNoCost{.latency_s = 0, .bytes_per_s = std::numeric_limits<double>::infinity()};
@@ -262,4 +262,4 @@ TEST(SimCluster, NamesMistakes) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::hybrid::sim_cluster_test

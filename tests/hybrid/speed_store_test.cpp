@@ -7,7 +7,7 @@
 #include "dovetail/base/file.h"
 #include "tests/base/temporary_folder.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::hybrid::speed_store_test {
 namespace {
 
 SpeedHistory history_of(double row_s) {
@@ -68,4 +68,4 @@ TEST(SpeedStore, KeepsNothingWithoutAFolder) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::hybrid::speed_store_test

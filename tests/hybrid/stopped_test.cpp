@@ -8,7 +8,7 @@
 #include "dovetail/hybrid/regression.h"
 #include "tests/hybrid/testing.h"
 
-namespace dovetail::hybrid::testing {
+namespace dovetail::hybrid::testing::stopped_test {
 namespace {
 
 using State = std::vector<at::Tensor>;
@@ -149,4 +149,4 @@ TEST(Stopped, LogisticRegressionGoesOnWithItsPairs) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing
+}  // namespace dovetail::hybrid::testing::stopped_test

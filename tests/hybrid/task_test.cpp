@@ -7,7 +7,7 @@
 
 #include "tests/ops/testing.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::hybrid::task_test {
 namespace {
 
 using dovetail::testing::Threads;
@@ -136,4 +136,4 @@ TEST(Task, IsRefusedWhereItHasNoVariant) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::hybrid::task_test

@@ -27,7 +27,7 @@
 #include "dovetail/base/file.h"
 #include "tests/io/child.h"
 
-namespace dovetail {
+namespace dovetail::checkpoint_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -386,4 +386,4 @@ TEST_F(Checkpoint, KilledAtAnyMomentLeavesOnlyWholeCheckpoints) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::checkpoint_test

@@ -23,7 +23,7 @@
 #include "dovetail/io/checkpoint.h"
 #include "tests/io/child.h"
 
-namespace dovetail {
+namespace dovetail::delta_checkpoint_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -341,4 +341,4 @@ TEST_F(DeltaCheckpoint, KilledAtAnyMomentLeavesOnlyWholeChains) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::delta_checkpoint_test

@@ -8,7 +8,7 @@
 #include "dovetail/mx/quantize.h"
 #include "tests/base/temporary_folder.h"
 
-namespace dovetail {
+namespace dovetail::mx_tensor_test {
 namespace {
 
 using mx::Copies;
@@ -85,4 +85,4 @@ TEST(MxTensorFile, WhatDoesNotFitIsNamed) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::mx_tensor_test

@@ -17,7 +17,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::safetensors_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -313,4 +313,4 @@ TEST_F(Safetensors, FuzzedFilesAreReadOrRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::safetensors_test

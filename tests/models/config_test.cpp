@@ -10,7 +10,7 @@
 #include "dovetail/models/size.h"
 #include "small_models.h"
 
-namespace dovetail {
+namespace dovetail::config_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -156,4 +156,4 @@ TEST(ModelConfig, ErrorsNameTheKey) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::config_test

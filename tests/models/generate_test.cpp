@@ -9,7 +9,7 @@
 #include "dovetail/base/error.h"
 #include "small_models.h"
 
-namespace dovetail {
+namespace dovetail::generate_test {
 namespace {
 
 using testing::largest_difference;
@@ -183,4 +183,4 @@ TEST(Generate, RefusesWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::generate_test

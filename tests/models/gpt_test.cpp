@@ -10,7 +10,7 @@
 #include "dovetail/models/size.h"
 #include "small_models.h"
 
-namespace dovetail {
+namespace dovetail::gpt_test {
 namespace {
 
 using testing::largest_difference;
@@ -221,4 +221,4 @@ TEST(Gpt, RefusesTokensThatDoNotFit) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::gpt_test

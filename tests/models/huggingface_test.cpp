@@ -12,7 +12,7 @@
 #include "dovetail/io/safetensors.h"
 #include "small_models.h"
 
-namespace dovetail {
+namespace dovetail::huggingface_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -211,4 +211,4 @@ TEST(HuggingfaceExport, NamesTheKeyThatNeitherArchitectureHas) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::huggingface_test

@@ -5,7 +5,7 @@
 
 #include "small_models.h"
 
-namespace dovetail {
+namespace dovetail::initialize_test {
 namespace {
 
 ModelConfig wide_config(int64_t layers = 2) {
@@ -96,4 +96,4 @@ TEST(Initialize, HasTheStatedDistribution) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::initialize_test

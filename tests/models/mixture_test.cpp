@@ -9,7 +9,7 @@
 #include "dovetail/models/size.h"
 #include "small_models.h"
 
-namespace dovetail {
+namespace dovetail::mixture_test {
 namespace {
 
 using testing::make_model;
@@ -148,4 +148,4 @@ TEST(Mixture, RunsOnTheMetaDevice) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::mixture_test

@@ -7,7 +7,7 @@
 #include "dovetail/io/safetensors.h"
 #include "small_models.h"
 
-namespace dovetail {
+namespace dovetail::oracle_test {
 namespace {
 
 class Oracle : public ::testing::Test {
@@ -74,4 +74,4 @@ TEST_F(Oracle, AgreesInFloat32) { expect_close(at::kFloat, 2e-5); }
 TEST_F(Oracle, AgreesRoughlyInBFloat16) { expect_close(at::kBFloat16, 0.1); }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::oracle_test

@@ -11,7 +11,7 @@
 #include "dovetail/models/recommender.h"
 #include "small_models.h"
 
-namespace dovetail {
+namespace dovetail::recommender_oracle_test {
 namespace {
 
 constexpr int64_t kSamples = 6, kLength = 5;
@@ -165,4 +165,4 @@ TEST_F(RecommenderOracle, EachDefiningTermMatters) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::recommender_oracle_test

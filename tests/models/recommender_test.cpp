@@ -9,7 +9,7 @@
 #include "dovetail/base/rng.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail {
+namespace dovetail::recommender_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -222,4 +222,4 @@ TEST(Recommender, RefusesWhatItsModelDoesNotRead) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::recommender_test

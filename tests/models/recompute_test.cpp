@@ -8,7 +8,7 @@
 #include "allocation_meter.h"
 #include "small_models.h"
 
-namespace dovetail {
+namespace dovetail::recompute_test {
 namespace {
 
 using testing::make_model;
@@ -98,4 +98,4 @@ TEST(Recompute, DoesNotMatterWithoutGradient) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::recompute_test

@@ -10,7 +10,7 @@
 #include "small_models.h"
 #include "tests/comm/ranks.h"
 
-namespace dovetail {
+namespace dovetail::size_test {
 namespace {
 
 /// Large enough that what the formula leaves out (ids, norms' gradients) does not count, small enough for a second.
@@ -161,4 +161,4 @@ TEST(MemoryEstimate, HoldsTheSizesOfTheLargestPresetWithoutOverflow) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::size_test

@@ -17,7 +17,7 @@
 #include "tests/base/temporary_folder.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail {
+namespace dovetail::vision_oracle_test {
 namespace {
 
 constexpr int64_t kBatch = 3;
@@ -148,4 +148,4 @@ TEST_F(VisionOracle, AgreesInFloat64) { expect_close(at::kDouble, 1e-9); }
 TEST_F(VisionOracle, AgreesInFloat32) { expect_close(at::kFloat, 1e-4); }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::vision_oracle_test

@@ -16,7 +16,7 @@
 #include "dovetail/base/layer_scope.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail {
+namespace dovetail::vision_test {
 namespace {
 
 class Vision : public ::testing::Test {
@@ -304,4 +304,4 @@ TEST_F(Vision, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::vision_test

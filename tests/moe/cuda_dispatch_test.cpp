@@ -11,7 +11,7 @@
 #include "dovetail/moe/routing.h"
 #include "tests/moe/random.h"
 
-namespace dovetail::moe {
+namespace dovetail::moe::cuda_dispatch_test {
 namespace {
 
 using testing::expect_close;
@@ -114,4 +114,4 @@ TEST_F(CudaDispatch, TensorsElsewhereAreNamed) {
 }
 
 }  // namespace
-}  // namespace dovetail::moe
+}  // namespace dovetail::moe::cuda_dispatch_test

@@ -16,7 +16,7 @@
 #include "dovetail/mx/feed_forward.h"
 #include "tests/moe/random.h"
 
-namespace dovetail::moe {
+namespace dovetail::moe::cuda_experts_test {
 namespace {
 
 using testing::expect_close;
@@ -132,4 +132,4 @@ TEST_F(CudaExperts, TheSameBitsTwice) {
 }
 
 }  // namespace
-}  // namespace dovetail::moe
+}  // namespace dovetail::moe::cuda_experts_test

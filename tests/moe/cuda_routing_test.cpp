@@ -13,7 +13,7 @@
 #include "dovetail/moe/routing.h"
 #include "tests/moe/random.h"
 
-namespace dovetail::moe {
+namespace dovetail::moe::cuda_routing_test {
 namespace {
 
 using testing::expect_close;
@@ -152,4 +152,4 @@ TEST_F(CudaRouting, TheSameBitsTwice) {
 }
 
 }  // namespace
-}  // namespace dovetail::moe
+}  // namespace dovetail::moe::cuda_routing_test

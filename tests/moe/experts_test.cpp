@@ -10,7 +10,7 @@
 #include "dovetail/mx/feed_forward.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail::moe {
+namespace dovetail::moe::experts_test {
 namespace {
 
 using testing::at_every_simd_level;
@@ -176,4 +176,4 @@ TEST(Experts, SayWhichTensorDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace dovetail::moe
+}  // namespace dovetail::moe::experts_test

@@ -7,7 +7,7 @@
 #include "dovetail/moe/experts.h"
 #include "tests/moe/random.h"
 
-namespace dovetail::moe {
+namespace dovetail::moe::grouped_linear_test {
 namespace {
 
 using testing::expect_close;
@@ -91,4 +91,4 @@ TEST(GroupedLinear, FeedForwardsOfRowsAreThoseOfEachExpert) {
 }
 
 }  // namespace
-}  // namespace dovetail::moe
+}  // namespace dovetail::moe::grouped_linear_test

@@ -14,7 +14,7 @@
 #include "dovetail/ops/dispatch.h"
 #include "random.h"
 
-namespace dovetail::moe {
+namespace dovetail::moe::layer_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -259,4 +259,4 @@ TEST(MoeConfig, SaysWhatCannotBe) {
 }
 
 }  // namespace
-}  // namespace dovetail::moe
+}  // namespace dovetail::moe::layer_test

@@ -13,7 +13,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail::moe {
+namespace dovetail::moe::parallel_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -376,4 +376,4 @@ TEST(Placement, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace dovetail::moe
+}  // namespace dovetail::moe::parallel_test

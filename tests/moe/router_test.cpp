@@ -15,7 +15,7 @@
 #include "dovetail/moe/draw.h"
 #include "random.h"
 
-namespace dovetail::moe {
+namespace dovetail::moe::router_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -252,4 +252,4 @@ TEST(RouterConfig, RefusesWhatWouldDoNothing) {
 }
 
 }  // namespace
-}  // namespace dovetail::moe
+}  // namespace dovetail::moe::router_test

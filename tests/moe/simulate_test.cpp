@@ -10,7 +10,7 @@
 #include "../comm/ranks.h"
 #include "dovetail/base/error.h"
 
-namespace dovetail::moe {
+namespace dovetail::moe::simulate_test {
 namespace {
 
 CostModel cluster() { return two_classes(4); }
@@ -137,4 +137,4 @@ TEST(Simulate, TheLayerThatIsMeasuredRuns) {
 }
 
 }  // namespace
-}  // namespace dovetail::moe
+}  // namespace dovetail::moe::simulate_test

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-namespace dovetail::moe {
+namespace dovetail::moe::slot_order_test {
 namespace {
 
 std::vector<int64_t> permutation(int64_t size) {
@@ -77,4 +77,4 @@ TEST(SlotOrder, StandsBeforeIsTheOrderOfAStableSort) {
 }
 
 }  // namespace
-}  // namespace dovetail::moe
+}  // namespace dovetail::moe::slot_order_test

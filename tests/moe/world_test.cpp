@@ -8,7 +8,7 @@
 #include "dovetail/moe/parallel.h"
 #include "tests/comm/world.h"
 
-namespace dovetail::moe {
+namespace dovetail::moe::world_test {
 namespace {
 
 /// Every rank has two experts and every token one of each rank: while a rank's experts run, all others wait for their
@@ -46,4 +46,4 @@ TEST(World, ARankKilledInALayerIsNamedByAllOthersWithinASecond) {
 }
 
 }  // namespace
-}  // namespace dovetail::moe
+}  // namespace dovetail::moe::world_test

@@ -12,7 +12,7 @@
 #include "dovetail/mx/quantized_linear.h"
 #include "tests/mx/blocks.h"
 
-namespace dovetail::mx {
+namespace dovetail::mx::cuda_native_test {
 namespace {
 
 class CudaNative : public ::testing::Test {
@@ -110,4 +110,4 @@ TEST_F(CudaNative, ALinearIsTheEmulatedOne) {
 }
 
 }  // namespace
-}  // namespace dovetail::mx
+}  // namespace dovetail::mx::cuda_native_test

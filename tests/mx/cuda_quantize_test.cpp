@@ -8,7 +8,7 @@
 #include "dovetail/mx/quantized_linear.h"
 #include "tests/mx/blocks.h"
 
-namespace dovetail::mx {
+namespace dovetail::mx::cuda_quantize_test {
 namespace {
 
 constexpr Format kFormats[] = {Format::kE4M3, Format::kE5M2, Format::kE3M2,
@@ -117,4 +117,4 @@ TEST_F(CudaQuantize, ALinearOnAGpuIsThatOfTheCpu) {
 }
 
 }  // namespace
-}  // namespace dovetail::mx
+}  // namespace dovetail::mx::cuda_quantize_test

@@ -4,7 +4,7 @@
 #include "dovetail/mx/quantize.h"
 #include "tests/mx/blocks.h"
 
-namespace dovetail::mx {
+namespace dovetail::mx::dequantize_test {
 namespace {
 
 using dovetail::testing::at_every_simd_level;
@@ -120,4 +120,4 @@ TEST(Pack, IsUndoneForEveryLength) {
 }
 
 }  // namespace
-}  // namespace dovetail::mx
+}  // namespace dovetail::mx::dequantize_test

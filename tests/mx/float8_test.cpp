@@ -10,7 +10,7 @@
 #include "tests/mx/blocks.h"
 
 // Scales and codes are held against torchao in tests/python/test_mx_float8.py.
-namespace dovetail::mx {
+namespace dovetail::mx::float8_test {
 namespace {
 
 using dovetail::testing::at_every_simd_level;
@@ -157,4 +157,4 @@ TEST(Float8, WhatCannotBeIsNamed) {
 }
 
 }  // namespace
-}  // namespace dovetail::mx
+}  // namespace dovetail::mx::float8_test

@@ -13,7 +13,7 @@
 #include "tests/mx/reference.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail::mx {
+namespace dovetail::mx::format_test {
 namespace {
 
 using dovetail::testing::user_error;
@@ -159,4 +159,4 @@ TEST(Codec, BFloat16IsExactFromTheSaidScaleOn) {
 }
 
 }  // namespace
-}  // namespace dovetail::mx
+}  // namespace dovetail::mx::format_test

@@ -5,7 +5,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::linear_test {
 namespace {
 
 TEST(Linear, KnowsWhatItIsFor) {
@@ -55,4 +55,4 @@ TEST(Linear, TakesNoMemoryOnTheMetaDevice) {
 TEST(Linear, RefusesAnEmptyShape) { EXPECT_THROW(make_linear({.in = 0, .out = 3, .name = "x"}), InternalError); }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::linear_test

@@ -9,7 +9,7 @@
 #include "dovetail/mx/quantized_linear.h"
 #include "tests/mx/blocks.h"
 
-namespace dovetail::mx {
+namespace dovetail::mx::native_test {
 namespace {
 
 using ::testing::AllOf;
@@ -94,4 +94,4 @@ TEST(Native, ProductAndLinearRefuseTheCpuByName) {
 }
 
 }  // namespace
-}  // namespace dovetail::mx
+}  // namespace dovetail::mx::native_test

@@ -13,7 +13,7 @@
 
 #include "tests/mx/blocks.h"
 
-namespace dovetail::mx {
+namespace dovetail::mx::quantize_test {
 namespace {
 
 using dovetail::testing::at_every_simd_level;
@@ -437,4 +437,4 @@ TEST(Quantize, RequantizedColumnsDifferOnlyFarBelowABlocksLargest) {
 }
 
 }  // namespace
-}  // namespace dovetail::mx
+}  // namespace dovetail::mx::quantize_test

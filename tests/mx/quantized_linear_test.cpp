@@ -12,7 +12,7 @@
 #include "tests/models/allocation_meter.h"
 
 // The products themselves are held against torchao in tests/python/test_mx_linear.py.
-namespace dovetail::mx {
+namespace dovetail::mx::quantized_linear_test {
 namespace {
 
 using ::testing::AllOf;
@@ -257,4 +257,4 @@ TEST(Linear, TakesAndDropsARecipe) {
 }
 
 }  // namespace
-}  // namespace dovetail::mx
+}  // namespace dovetail::mx::quantized_linear_test

@@ -5,7 +5,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail::mx {
+namespace dovetail::mx::recipe_test {
 namespace {
 
 using testing::AllOf;
@@ -102,4 +102,4 @@ TEST(Recipe, AnUnknownNameIsAnsweredWithThoseThereAre) {
 }
 
 }  // namespace
-}  // namespace dovetail::mx
+}  // namespace dovetail::mx::recipe_test

@@ -7,7 +7,7 @@
 
 #include "tests/ops/testing.h"
 
-namespace dovetail {
+namespace dovetail::adamw_test {
 namespace {
 
 using testing::at_every_simd_level;
@@ -125,4 +125,4 @@ TEST(SumOfSquares, MatchesFloat64AndKeepsNotANumber) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::adamw_test

@@ -6,7 +6,7 @@
 #include "dovetail/ops/functions.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail {
+namespace dovetail::attention_test {
 namespace {
 
 using testing::at_every_simd_level;
@@ -178,4 +178,4 @@ TEST(Attention, RefusesNamingTheShapes) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::attention_test

@@ -9,7 +9,7 @@
 
 #include "tests/ops/testing.h"
 
-namespace dovetail {
+namespace dovetail::convolution_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -258,4 +258,4 @@ TEST(Convolution, SaysWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::convolution_test

@@ -6,7 +6,7 @@
 #include "dovetail/ops/functions.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail {
+namespace dovetail::cross_entropy_test {
 namespace {
 
 using testing::at_every_simd_level;
@@ -138,4 +138,4 @@ TEST(LinearCrossEntropy, RefusesNamingTheMistake) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::cross_entropy_test

@@ -12,7 +12,7 @@
 #include "dovetail/ops/functions.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail {
+namespace dovetail::cuda_kernels_test {
 namespace {
 
 using Op = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
@@ -104,4 +104,4 @@ TEST_F(Cuda, WeightGradientsHaveTheSameBitsTwice) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::cuda_kernels_test

@@ -8,7 +8,7 @@
 #include "dovetail/ops/composed.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail {
+namespace dovetail::functions_test {
 namespace {
 
 using testing::at_every_simd_level;
@@ -234,4 +234,4 @@ TEST(Dispatch, UsesTheLevelThatWasSet) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::functions_test

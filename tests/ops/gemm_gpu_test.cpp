@@ -5,7 +5,7 @@
 
 #include "tests/ops/testing.h"
 
-namespace dovetail {
+namespace dovetail::gemm_gpu_test {
 namespace {
 
 using testing::normal;
@@ -65,4 +65,4 @@ TEST(GemmGpu, WhatCublasDoesNotTakeIsRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::gemm_gpu_test

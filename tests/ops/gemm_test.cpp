@@ -8,7 +8,7 @@
 
 #include "tests/ops/testing.h"
 
-namespace dovetail {
+namespace dovetail::gemm_test {
 namespace {
 
 using ::testing::AllOf;
@@ -290,4 +290,4 @@ TEST(Gemm, RefusesWithBothShapes) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::gemm_test

@@ -17,7 +17,7 @@
 #include "tests/ops/testing.h"
 #include "tests/plan/conv_step.h"
 
-namespace dovetail::plan {
+namespace dovetail::plan::algorithms_test {
 namespace {
 
 constexpr int kSteps = 20;
@@ -221,4 +221,4 @@ TEST_F(Algorithms, ANodeRunsAgainByTheSame) {
 }
 
 }  // namespace
-}  // namespace dovetail::plan
+}  // namespace dovetail::plan::algorithms_test

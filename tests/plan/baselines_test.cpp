@@ -9,7 +9,7 @@
 #include "tests/plan/random_graph.h"
 #include "tests/plan/stage_search.h"
 
-namespace dovetail::plan {
+namespace dovetail::plan::baselines_test {
 namespace {
 
 /// Bytes held just before a moment.
@@ -117,4 +117,4 @@ TEST(Baselines, PlansFitAndAreNoFasterThanTheProgram) {
 }
 
 }  // namespace
-}  // namespace dovetail::plan
+}  // namespace dovetail::plan::baselines_test

@@ -7,7 +7,7 @@
 #include "dovetail/plan/step_graph.h"
 #include "tests/plan/small_step.h"
 
-namespace dovetail::plan {
+namespace dovetail::plan::batch_test {
 namespace {
 
 CapturedStep recorded(int64_t batch) {
@@ -60,4 +60,4 @@ TEST(Batch, RefusesWhatNoLineExtends) {
 }
 
 }  // namespace
-}  // namespace dovetail::plan
+}  // namespace dovetail::plan::batch_test

@@ -12,7 +12,7 @@
 #include "dovetail/plan/step_graph.h"
 #include "tests/plan/small_step.h"
 
-namespace dovetail::plan {
+namespace dovetail::plan::capture_test {
 namespace {
 
 using testing::HasSubstr;
@@ -139,4 +139,4 @@ TEST(Capture, RefusesWhatCannotBeRunAgain) {
 }
 
 }  // namespace
-}  // namespace dovetail::plan
+}  // namespace dovetail::plan::capture_test

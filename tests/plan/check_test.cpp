@@ -15,7 +15,7 @@
 #include "tests/base/temporary_folder.h"
 #include "tests/plan/random_graph.h"
 
-namespace dovetail::plan {
+namespace dovetail::plan::check_test {
 namespace {
 
 using testing::HasSubstr;
@@ -481,4 +481,4 @@ for line in open(sys.argv[2]):
 }
 
 }  // namespace
-}  // namespace dovetail::plan
+}  // namespace dovetail::plan::check_test

@@ -9,7 +9,7 @@
 #include "tests/plan/random_graph.h"
 #include "tests/plan/stage_search.h"
 
-namespace dovetail::plan {
+namespace dovetail::plan::checkmate_test {
 namespace {
 
 const MilpOptions kExact = {.time_limit_s = 30, .relative_gap = 0};
@@ -196,4 +196,4 @@ TEST_F(PublishedBatch, OfGreedyAndTheProgramAreOneFloor) {
 }
 
 }  // namespace
-}  // namespace dovetail::plan
+}  // namespace dovetail::plan::checkmate_test

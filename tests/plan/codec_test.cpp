@@ -9,7 +9,7 @@
 #include "dovetail/mx/quantize.h"
 #include "tests/mx/blocks.h"
 
-namespace dovetail::plan {
+namespace dovetail::plan::codec_test {
 namespace {
 
 constexpr mx::Format kFormats[] = {mx::Format::kE4M3, mx::Format::kE5M2, mx::Format::kE3M2,
@@ -121,4 +121,4 @@ TEST(Packing, IsMeasured) {
 }
 
 }  // namespace
-}  // namespace dovetail::plan
+}  // namespace dovetail::plan::codec_test

@@ -11,7 +11,7 @@
 #include "dovetail/plan/profile.h"
 #include "tests/plan/small_step.h"
 
-namespace dovetail::plan {
+namespace dovetail::plan::device_model_test {
 namespace {
 
 Algorithm named(const std::vector<Algorithm>& algorithms, const std::string& name) {
@@ -141,4 +141,4 @@ TEST(DeviceModel, AStepHasTimesOfItsOperations) {
 }
 
 }  // namespace
-}  // namespace dovetail::plan
+}  // namespace dovetail::plan::device_model_test

@@ -11,7 +11,7 @@
 #include "dovetail/plan/profile.h"
 #include "tests/plan/random_graph.h"
 
-namespace dovetail::plan {
+namespace dovetail::plan::every_plan_test {
 namespace {
 
 constexpr int kRounds = 64, kDecided = 50;
@@ -85,4 +85,4 @@ TEST(EveryPlan, TheFastestOfThemIsTheSolvers) {
 }
 
 }  // namespace
-}  // namespace dovetail::plan
+}  // namespace dovetail::plan::every_plan_test

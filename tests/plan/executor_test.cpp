@@ -20,7 +20,7 @@
 #include "tests/plan/random_graph.h"
 #include "tests/plan/small_step.h"
 
-namespace dovetail::plan {
+namespace dovetail::plan::executor_test {
 namespace {
 
 constexpr int kSteps = 20;
@@ -494,4 +494,4 @@ TEST_F(ExecutedPlan, AnotherShapeIsAnError) {
 }
 
 }  // namespace
-}  // namespace dovetail::plan
+}  // namespace dovetail::plan::executor_test

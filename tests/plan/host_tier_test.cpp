@@ -9,7 +9,7 @@
 #include "tests/base/temporary_folder.h"
 #include "tests/plan/random_graph.h"
 
-namespace dovetail::plan {
+namespace dovetail::plan::host_tier_test {
 namespace {
 
 /// Writes and reads of slots and of the mapping in any order, against a plain array of the same bytes.
@@ -53,4 +53,4 @@ TEST(HostTier, SlotsAndTheMappingAreTheSameBytes) {
 }
 
 }  // namespace
-}  // namespace dovetail::plan
+}  // namespace dovetail::plan::host_tier_test

@@ -22,7 +22,7 @@
 #include "dovetail/plan/profile.h"
 #include "dovetail/plan/search.h"
 
-namespace dovetail::plan {
+namespace dovetail::plan::host_updates_test {
 namespace {
 
 using testing::ElementsAre;
@@ -275,4 +275,4 @@ TEST(HostUpdates, TakeAsLongAsTheUpdateThatRan) {
 }
 
 }  // namespace
-}  // namespace dovetail::plan
+}  // namespace dovetail::plan::host_updates_test

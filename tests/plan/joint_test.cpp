@@ -11,7 +11,7 @@
 #include "tests/plan/best_of_all.h"
 #include "tests/plan/random_graph.h"
 
-namespace dovetail::plan {
+namespace dovetail::plan::joint_test {
 namespace {
 
 const MilpOptions kExact = {.time_limit_s = 20, .relative_gap = 0};
@@ -276,4 +276,4 @@ TEST(Joint, BelowTheFloorTheErrorIsThatOfSolve) {
 }
 
 }  // namespace
-}  // namespace dovetail::plan
+}  // namespace dovetail::plan::joint_test

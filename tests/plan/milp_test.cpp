@@ -17,7 +17,7 @@
 #include "dovetail/base/error.h"
 #include "tests/base/temporary_folder.h"
 
-namespace dovetail::plan {
+namespace dovetail::plan::milp_test {
 namespace {
 
 using test::TemporaryFolder;
@@ -402,4 +402,4 @@ TEST(Milp, TheSolverDiesWithItsParent) {
 }
 
 }  // namespace
-}  // namespace dovetail::plan
+}  // namespace dovetail::plan::milp_test

@@ -18,7 +18,7 @@
 #include "tests/plan/random_graph.h"
 #include "tests/plan/small_step.h"
 
-namespace dovetail::plan {
+namespace dovetail::plan::outcome_test {
 namespace {
 
 /// One of the ways that are open to a gap.
@@ -335,4 +335,4 @@ TEST(TradeOff, NeverRisesWithTheBudgetAndEachPointCanBeRun) {
 }
 
 }  // namespace
-}  // namespace dovetail::plan
+}  // namespace dovetail::plan::outcome_test

@@ -13,7 +13,7 @@
 #include "dovetail/plan/capture.h"
 #include "tests/plan/small_step.h"
 
-namespace dovetail::plan {
+namespace dovetail::plan::packable_test {
 namespace {
 
 std::vector<std::string> lossy(const StepGraph& graph) {
@@ -133,4 +133,4 @@ TEST(AllowSameCodes, TakesTheInputOfALinearThatQuantizesItInBackward) {
 }
 
 }  // namespace
-}  // namespace dovetail::plan
+}  // namespace dovetail::plan::packable_test

@@ -6,7 +6,7 @@
 #include <map>
 #include <random>
 
-namespace dovetail::plan {
+namespace dovetail::plan::packing_test {
 namespace {
 
 bool overlap(int64_t a, int64_t a_end, int64_t b, int64_t b_end) { return a < b_end && b < a_end; }
@@ -71,4 +71,4 @@ TEST(Packing, TheSameBlocksGetTheSameAddresses) {
 }
 
 }  // namespace
-}  // namespace dovetail::plan
+}  // namespace dovetail::plan::packing_test

@@ -15,7 +15,7 @@
 #include "dovetail/plan/packing.h"
 #include "tests/base/temporary_folder.h"
 
-namespace dovetail::plan {
+namespace dovetail::plan::paged_memory_test {
 namespace {
 
 constexpr int64_t kElements = 16 << 20, kMiB = 1 << 20;
@@ -93,4 +93,4 @@ TEST(PagedMemory, ARecordedStepIsTheSame) {
 TEST(PagedMemory, SaysWhereNoFileCanBe) { EXPECT_THROW(PagedMemory("/nowhere"), UserError); }
 
 }  // namespace
-}  // namespace dovetail::plan
+}  // namespace dovetail::plan::paged_memory_test

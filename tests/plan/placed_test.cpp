@@ -9,7 +9,7 @@
 #include "dovetail/plan/search.h"
 #include "tests/plan/random_graph.h"
 
-namespace dovetail::plan {
+namespace dovetail::plan::placed_test {
 namespace {
 
 /// Of bytes that addresses are multiples of.
@@ -82,4 +82,4 @@ TEST(Placed, PlacesAreNoLessThanThePeakOfTheSimulation) {
 }
 
 }  // namespace
-}  // namespace dovetail::plan
+}  // namespace dovetail::plan::placed_test

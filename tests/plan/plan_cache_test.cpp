@@ -13,7 +13,7 @@
 #include "dovetail/plan/search.h"
 #include "tests/plan/random_graph.h"
 
-namespace dovetail::plan {
+namespace dovetail::plan::plan_cache_test {
 namespace {
 
 bool any(const Solution&) { return true; }
@@ -147,4 +147,4 @@ TEST_F(PlanCacheTest, PlacedPlansAreTakenUpAgain) {
 }
 
 }  // namespace
-}  // namespace dovetail::plan
+}  // namespace dovetail::plan::plan_cache_test

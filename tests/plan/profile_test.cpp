@@ -12,7 +12,7 @@
 #include "tests/ops/testing.h"
 #include "tests/plan/conv_step.h"
 
-namespace dovetail::plan {
+namespace dovetail::plan::profile_test {
 namespace {
 
 class Profiled : public ::testing::Test {
@@ -151,4 +151,4 @@ TEST_F(Profiled, KeysTellOperationsApart) {
 }
 
 }  // namespace
-}  // namespace dovetail::plan
+}  // namespace dovetail::plan::profile_test

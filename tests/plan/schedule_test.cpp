@@ -6,7 +6,7 @@
 #include "dovetail/plan/profile.h"
 #include "tests/plan/random_graph.h"
 
-namespace dovetail::plan {
+namespace dovetail::plan::schedule_test {
 namespace {
 
 Decisions all_resident(const Graph& graph, const Scheduler& scheduler) {
@@ -285,4 +285,4 @@ TEST(Schedule, WhatIsMadeAgainFromWhatIsMadeAgainEndsSomewhere) {
 }
 
 }  // namespace
-}  // namespace dovetail::plan
+}  // namespace dovetail::plan::schedule_test

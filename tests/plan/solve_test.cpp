@@ -8,7 +8,7 @@
 #include "tests/plan/best_of_all.h"
 #include "tests/plan/random_graph.h"
 
-namespace dovetail::plan {
+namespace dovetail::plan::solve_test {
 namespace {
 
 int64_t keep_all_peak(const Graph& graph) { return check(graph, keep_all(graph)).peak_bytes; }
@@ -239,4 +239,4 @@ TEST(Solve, BelowTheFloorIsSaidBeforeSolving) {
 }
 
 }  // namespace
-}  // namespace dovetail::plan
+}  // namespace dovetail::plan::solve_test

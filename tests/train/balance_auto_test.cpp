@@ -13,7 +13,7 @@
 #include "dovetail/train/balance.h"
 #include "tests/train/balanced_runs.h"
 
-namespace dovetail::test {
+namespace dovetail::test::balance_auto_test {
 namespace {
 
 using ::testing::AllOf;
@@ -174,4 +174,4 @@ TEST(Balance, SharesOfACheckpointAreKeptWhereTheyFit) {
 }
 
 }  // namespace
-}  // namespace dovetail::test
+}  // namespace dovetail::test::balance_auto_test

@@ -13,7 +13,7 @@
 #include "dovetail/train/step.h"
 #include "tests/train/balanced_runs.h"
 
-namespace dovetail::test {
+namespace dovetail::test::balance_test {
 namespace {
 
 /// All that two ranks can have of eight micro-batches, and some of four.
@@ -168,4 +168,4 @@ TEST(Balance, ARankComputesItsShare) {
 }
 
 }  // namespace
-}  // namespace dovetail::test
+}  // namespace dovetail::test::balance_test

@@ -9,7 +9,7 @@
 #include "dovetail/train/memory_section.h"
 #include "tests/base/temporary_folder.h"
 
-namespace dovetail {
+namespace dovetail::config_test {
 namespace {
 
 using testing::AllOf;
@@ -168,4 +168,4 @@ TEST(RunConfigs, EveryShippedConfigLoads) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::config_test

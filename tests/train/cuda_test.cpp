@@ -6,7 +6,7 @@
 #include "dovetail/train/trainer.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail {
+namespace dovetail::cuda_test {
 namespace {
 
 TEST(Cuda, TrainsToTheLossOfTheCpu) {
@@ -34,4 +34,4 @@ TEST(Cuda, TrainsToTheLossOfTheCpu) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::cuda_test

@@ -19,7 +19,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail {
+namespace dovetail::expert_parallel_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -306,4 +306,4 @@ TEST(ExpertParallel, RefusesWhatDoesNotFitTheJob) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::expert_parallel_test

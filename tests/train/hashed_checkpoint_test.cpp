@@ -12,7 +12,7 @@
 #include "tests/embedding/testing.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail {
+namespace dovetail::hashed_checkpoint_test {
 namespace {
 
 using embedding::Admission;
@@ -231,4 +231,4 @@ TEST_F(HashedCheckpoint, DeltasOfReplicatedTables) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::hashed_checkpoint_test

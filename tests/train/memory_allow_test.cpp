@@ -10,7 +10,7 @@
 #include "dovetail/plan/fit.h"
 #include "tests/train/planned_training.h"
 
-namespace dovetail {
+namespace dovetail::memory_allow_test {
 namespace {
 
 using test::Case;
@@ -125,4 +125,4 @@ TEST(MemoryAllow, InCodesThatAllReadersMakeGivesTheSameBits) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::memory_allow_test

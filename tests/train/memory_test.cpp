@@ -6,7 +6,7 @@
 #include "dovetail/train/trainer.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail {
+namespace dovetail::memory_test {
 namespace {
 
 void expect_estimate_near_peak(const std::function<void(RunConfig&)>& change) {
@@ -43,4 +43,4 @@ TEST(Memory, SoItIsWithAccumulation) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::memory_test

@@ -12,7 +12,7 @@
 #include "dovetail/base/rng.h"
 #include "tests/base/temporary_folder.h"
 
-namespace dovetail {
+namespace dovetail::metrics_test {
 namespace {
 
 StepMetrics numbers(int64_t step) {
@@ -130,4 +130,4 @@ TEST(StepTimings, LeaveOutWhatWasNotMeasured) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::metrics_test

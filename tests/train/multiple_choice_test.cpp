@@ -11,7 +11,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/models/gpt.h"
 
-namespace dovetail {
+namespace dovetail::multiple_choice_test {
 namespace {
 
 using testing::HasSubstr;
@@ -200,4 +200,4 @@ TEST(ParseMultipleChoice, NamesTheLineAndWhatIsWrongWithIt) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::multiple_choice_test

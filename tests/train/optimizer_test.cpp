@@ -8,7 +8,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/models/gpt.h"
 
-namespace dovetail {
+namespace dovetail::optimizer_test {
 namespace {
 
 ModelConfig small_model() {
@@ -133,4 +133,4 @@ TEST(Optimizer, LoadingNamesTheTensorThatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::optimizer_test

@@ -7,7 +7,7 @@
 #include "tests/train/planned_training.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail {
+namespace dovetail::planned_experts_test {
 namespace {
 
 using test::Case;
@@ -92,4 +92,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::planned_experts_test

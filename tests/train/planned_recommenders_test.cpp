@@ -10,7 +10,7 @@
 #include "dovetail/train/memory_section.h"
 #include "tests/train/planned_recommender.h"
 
-namespace dovetail {
+namespace dovetail::planned_recommenders_test {
 namespace {
 
 using namespace test;
@@ -116,4 +116,4 @@ TEST(PlannedRecommenders, SayWhatTheyCannotDo) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::planned_recommenders_test

@@ -7,7 +7,7 @@
 #include "dovetail/base/error.h"
 #include "tests/train/planned_training.h"
 
-namespace dovetail {
+namespace dovetail::planned_step_test {
 namespace {
 
 using namespace test;
@@ -73,4 +73,4 @@ TEST(PlannedStep, SaysWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::planned_step_test

@@ -5,7 +5,7 @@
 
 #include "dovetail/train/tensorboard.h"
 
-namespace dovetail {
+namespace dovetail::progress_test {
 namespace {
 
 const ProgressState kMidway = {.step = 640,
@@ -73,4 +73,4 @@ TEST(Crc32c, FollowsThePublishedVectors) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::progress_test

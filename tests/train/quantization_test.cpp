@@ -15,7 +15,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail {
+namespace dovetail::quantization_test {
 namespace {
 
 using test::train_alone;
@@ -328,4 +328,4 @@ TEST(Quantization, ARunDoesNotResumeUnderOtherRecipes) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::quantization_test

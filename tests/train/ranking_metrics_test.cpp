@@ -19,7 +19,7 @@
 #include "dovetail/base/rng.h"
 #include "tests/base/temporary_folder.h"
 
-namespace dovetail {
+namespace dovetail::ranking_metrics_test {
 namespace {
 
 using testing::HasSubstr;
@@ -226,4 +226,4 @@ TEST(Ranking, AgreesWithScikitLearn) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::ranking_metrics_test

@@ -16,7 +16,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail {
+namespace dovetail::ranks_test {
 namespace {
 
 /// Trains with `ranks` threads as ranks; the loss of the last step, equal on all of them.
@@ -142,4 +142,4 @@ TEST(OnRankZero, MayTakeLongerThanTheGroupsTimeout) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::ranks_test

@@ -13,7 +13,7 @@
 #include "tests/train/clicks.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail {
+namespace dovetail::recommender_cuts_test {
 namespace {
 
 using test::Clicks;
@@ -253,4 +253,4 @@ TEST(RecommenderCuts, WhatIsLeftToAMeasurementIsChosenFromWhatWasMeasured) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::recommender_cuts_test

@@ -11,7 +11,7 @@
 #include "tests/train/clicks.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail {
+namespace dovetail::recommender_dynamic_test {
 namespace {
 
 using test::Clicks;
@@ -203,4 +203,4 @@ TEST(RecommenderDynamic, RefusesWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::recommender_dynamic_test

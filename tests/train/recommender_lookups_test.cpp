@@ -10,7 +10,7 @@
 #include "dovetail/base/rng.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail {
+namespace dovetail::recommender_lookups_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -305,4 +305,4 @@ TEST(RecommenderLookups, TheirColumnsAreTheModels) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::recommender_lookups_test

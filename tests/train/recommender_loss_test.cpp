@@ -9,7 +9,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail {
+namespace dovetail::recommender_loss_test {
 namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -86,4 +86,4 @@ TEST(RecommenderLoss, RanksCountTheLabelsOfAll) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::recommender_loss_test

@@ -17,7 +17,7 @@
 #include "tests/train/histories.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail {
+namespace dovetail::recommender_test {
 namespace {
 
 using test::Clicks;
@@ -221,4 +221,4 @@ TEST(Recommender, RefusesWhatItCannotTrain) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::recommender_test

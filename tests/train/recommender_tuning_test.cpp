@@ -7,7 +7,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::recommender_tuning_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -94,4 +94,4 @@ TEST(RecommenderTuning, CountsRowsAndStateOfTheFullestRank) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::recommender_tuning_test

@@ -13,7 +13,7 @@
 #include "tests/train/clicks.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail {
+namespace dovetail::recommender_validation_test {
 namespace {
 
 using test::Clicks;
@@ -113,4 +113,4 @@ TEST(Warnings, NameWhatMakesARunPointless) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::recommender_validation_test

@@ -13,7 +13,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 
-namespace dovetail {
+namespace dovetail::report_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -340,4 +340,4 @@ TEST(ThinOut, KeepsEndsSpikesAndOrderWithinTheLimit) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::report_test

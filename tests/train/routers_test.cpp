@@ -16,7 +16,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail {
+namespace dovetail::routers_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -123,4 +123,4 @@ TEST(LoadScope, UnevenSharesOfRanksAreRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::routers_test

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <numbers>
 
-namespace dovetail {
+namespace dovetail::schedule_test {
 namespace {
 
 class EveryDecay : public testing::TestWithParam<const char*> {};
@@ -45,4 +45,4 @@ TEST(Schedule, ARunOfOneStepHasALearningRate) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::schedule_test

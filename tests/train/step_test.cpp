@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-namespace dovetail {
+namespace dovetail::step_test {
 namespace {
 
 struct Trained {
@@ -83,4 +83,4 @@ TEST(TrainStep, PassesTheWishToStopOn) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::step_test

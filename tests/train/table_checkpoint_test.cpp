@@ -11,7 +11,7 @@
 #include "tests/embedding/testing.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail {
+namespace dovetail::table_checkpoint_test {
 namespace {
 
 using embedding::Changes;
@@ -237,4 +237,4 @@ TEST(TableCheckpointErrors, ATableThatIsNotThatOfTheModelIsRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::table_checkpoint_test

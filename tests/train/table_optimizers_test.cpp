@@ -13,7 +13,7 @@
 #include "tests/train/clicks.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail {
+namespace dovetail::table_optimizers_test {
 namespace {
 
 using embedding::OptimizerKind;
@@ -175,4 +175,4 @@ TEST(RecommenderOptimizers, AResumedRunMayChangeNumbersAlone) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::table_optimizers_test

@@ -8,7 +8,7 @@
 
 #include "tests/base/temporary_folder.h"
 
-namespace dovetail::together {
+namespace dovetail::together::together_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -64,4 +64,4 @@ TEST(Together, CellsHoldWhatTheySay) {
 }
 
 }  // namespace
-}  // namespace dovetail::together
+}  // namespace dovetail::together::together_test

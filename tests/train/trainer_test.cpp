@@ -16,7 +16,7 @@
 #include "dovetail/train/run_folder.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail {
+namespace dovetail::trainer_test {
 namespace {
 
 using test::train_alone;
@@ -295,4 +295,4 @@ TEST(Train, SaysWhatIsMissing) {
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::trainer_test
