@@ -1,19 +1,14 @@
-# `cmake --install build/release --prefix P` for C++ users; with DOVETAIL_WHEEL the same files under the Python package.
+# `cmake --install build/release --prefix P` serves C++ users. Its component `wheel` is the Python package's content:
+# `./dev wheel` packs it from the release build, `pip wheel .` builds it anew with DOVETAIL_WHEEL.
 include(GNUInstallDirs)
 set(layer_targets ${LAYERS})
 list(TRANSFORM layer_targets PREPEND dovetail_)
 set(library_dir lib)
 
 # torch, pyarrow and highsbox are siblings of the package in site-packages; anywhere else they come from the environment.
-if(DOVETAIL_WHEEL)
-  set(library_rpath "$ORIGIN:$ORIGIN/../../torch/lib:$ORIGIN/../../pyarrow")
-  set(program_rpath "$ORIGIN/../lib:$ORIGIN/../../torch/lib:$ORIGIN/../../pyarrow")
-  set(milp_rpath "$ORIGIN/../../highsbox/highs_dist/lib")
-else()
-  set(library_rpath "$ORIGIN:${TORCH_DIR}/lib:${ARROW_DIR}")
-  set(program_rpath "$ORIGIN/../lib:${TORCH_DIR}/lib:${ARROW_DIR}")
-  set(milp_rpath "${HIGHS_DIR}/lib")
-endif()
+set(library_rpath "$ORIGIN:$ORIGIN/../../torch/lib:$ORIGIN/../../pyarrow:${TORCH_DIR}/lib:${ARROW_DIR}")
+set(program_rpath "$ORIGIN/../lib:$ORIGIN/../../torch/lib:$ORIGIN/../../pyarrow:${TORCH_DIR}/lib:${ARROW_DIR}")
+set(milp_rpath "$ORIGIN/../../highsbox/highs_dist/lib:${HIGHS_DIR}/lib")
 set_target_properties(dovetail PROPERTIES INSTALL_RPATH "${program_rpath}")
 set_target_properties(dovetail-milp PROPERTIES INSTALL_RPATH "${milp_rpath}")
 foreach(target IN LISTS layer_targets)
@@ -29,10 +24,10 @@ foreach(module dovetail_parquet dovetail_cuda)  # what is opened when it is need
 endforeach()
 
 if(DOVETAIL_WHEEL)
-  # What Debian's packages gave the build and the user's machine may not have.
   install(CODE "
-    execute_process(COMMAND ${Python_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tools/bundle.py
-                            \"\${CMAKE_INSTALL_PREFIX}/lib\" COMMAND_ERROR_IS_FATAL ANY)" COMPONENT wheel)
+    set(FOLDER \"\${CMAKE_INSTALL_PREFIX}\")
+    set(PYTHON \"${Python_EXECUTABLE}\")
+    include(\"${CMAKE_SOURCE_DIR}/cmake/relocate.cmake\")" COMPONENT wheel)
 endif()
 
 install(DIRECTORY dovetail DESTINATION include COMPONENT development FILES_MATCHING PATTERN "*.h"

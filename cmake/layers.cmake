@@ -36,7 +36,7 @@ foreach(layer IN LISTS LAYERS)
   # constant number of vectors stay in registers only when they are unrolled, which -O2 does not do.
   file(GLOB simd_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/dovetail/${layer}/*_simd.cpp)
   set_source_files_properties(${simd_sources} PROPERTIES SKIP_PRECOMPILE_HEADERS ON
-                              COMPILE_OPTIONS "$<$<CONFIG:Release>:-O3>")
+                              COMPILE_OPTIONS "$<$<CONFIG:Release,RelWithDebInfo>:-O3>")
 endforeach()
 
 target_link_libraries(dovetail_base PRIVATE PkgConfig::hwloc)
@@ -64,5 +64,6 @@ target_link_libraries(dovetail-milp PRIVATE nlohmann_json::nlohmann_json highs_w
 set_target_properties(dovetail-milp PROPERTIES BUILD_RPATH "${HIGHS_DIR}/lib")
 add_dependencies(dovetail_plan dovetail-milp)
 
-set_source_files_properties(${CMAKE_SOURCE_DIR}/dovetail/cli/parser.cpp ${CMAKE_SOURCE_DIR}/dovetail/train/trainer.cpp
-                            PROPERTIES COMPILE_DEFINITIONS DOVETAIL_VERSION="${PROJECT_VERSION}")
+foreach(layer train cli)
+  target_compile_definitions(dovetail_${layer} PRIVATE DOVETAIL_VERSION="${PROJECT_VERSION}")
+endforeach()

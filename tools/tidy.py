@@ -30,8 +30,17 @@ def changed_sources() -> list[str]:
 
 
 def commands() -> dict[str, dict]:
-    entries = json.loads((BUILD / "compile_commands.json").read_text())
-    return {os.path.relpath(e["file"], ROOT): e for e in entries}
+    """The command of each source. Sources that compile as a batch have the command of the batch."""
+    known = {}
+    for entry in json.loads((BUILD / "compile_commands.json").read_text()):
+        path = pathlib.Path(entry["file"])
+        sources = [str(path)]
+        if path.parent.name == "Unity":
+            sources = re.findall(r'#include "([^"]+)"', path.read_text())
+        for source in sources:
+            command = entry["command"].replace(f"-c {path}", f"-c {source}")
+            known[os.path.relpath(source, ROOT)] = {**entry, "file": source, "command": command}
+    return known
 
 
 def database(files: list[str], known: dict[str, dict]) -> pathlib.Path:

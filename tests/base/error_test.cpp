@@ -54,7 +54,7 @@ TEST(DescribeError, ShowsAWindowOfALongLine) {
   const size_t mark = out.find("MARK"), line = out.rfind('\n', mark), caret = out.find('^');
   ASSERT_NE(mark, out.npos);
   EXPECT_EQ(mark - line, caret - out.rfind('\n', caret));
-  EXPECT_THAT(out, testing::EndsWith(" ^^^^"));
+  EXPECT_THAT(out, ::testing::EndsWith(" ^^^^"));
 }
 
 TEST(DescribeError, SurvivesPositionsOutsideTheLine) {
@@ -81,8 +81,8 @@ TEST(Check, NamesFileLineConditionAndMessage) {
     DOVETAIL_CHECK(1 == 2, "{} is not {}", 1, 2);
     FAIL();
   } catch (const InternalError& error) {
-    EXPECT_THAT(error.what(), testing::HasSubstr("error_test.cpp:"));
-    EXPECT_THAT(error.what(), testing::HasSubstr("check failed: 1 == 2: 1 is not 2"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("error_test.cpp:"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("check failed: 1 == 2: 1 is not 2"));
   }
   EXPECT_THROW(DOVETAIL_CHECK(false), InternalError);
   EXPECT_NO_THROW(DOVETAIL_CHECK(true, "never formatted"));

@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::TemporaryFolder;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::set<std::string> names_in(const fs::path& folder) {
   std::set<std::string> names;
@@ -77,7 +77,7 @@ TEST(AtomicFile, AppearsOnlyAtCommit) {
   EXPECT_FALSE(fs::exists(path));
   const auto during = names_in(folder.path());
   ASSERT_EQ(during.size(), 1U);
-  EXPECT_THAT(*during.begin(), testing::MatchesRegex("\\.result\\.bin\\.[0-9]+-[0-9]+\\.partial"));
+  EXPECT_THAT(*during.begin(), ::testing::MatchesRegex("\\.result\\.bin\\.[0-9]+-[0-9]+\\.partial"));
   file.write("whole");
   EXPECT_EQ(file.bytes_written(), 10U);
   file.commit();

@@ -17,12 +17,12 @@ namespace {
 // What `write` puts on standard error.
 template <class Write>
 std::string captured(Write write) {
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   write();
-  return testing::internal::GetCapturedStderr();
+  return ::testing::internal::GetCapturedStderr();
 }
 
-class Log : public testing::Test {
+class Log : public ::testing::Test {
  protected:
   void TearDown() override { set_log_level(LogLevel::kInfo); }
 };

@@ -68,7 +68,7 @@ TEST(Machine, CoresFollowTheAffinityMask) {
   EXPECT_EQ(status, 0);
 }
 
-class SystemMemoryFiles : public testing::Test {
+class SystemMemoryFiles : public ::testing::Test {
  protected:
   void write(const std::string& path, const std::string& content) {
     std::filesystem::create_directories((root_ / path).parent_path());

@@ -20,7 +20,7 @@ namespace {
 
 using Pieces = std::multiset<std::pair<int64_t, int64_t>>;
 
-class Parallel : public testing::TestWithParam<int> {
+class Parallel : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
     before_ = at::get_num_threads();
@@ -92,7 +92,7 @@ TEST_P(Parallel, NestedCallsStayOnTheirThread) {
   EXPECT_EQ(wrong, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Threads, Parallel, testing::Values(1, 2, 4));
+INSTANTIATE_TEST_SUITE_P(Threads, Parallel, ::testing::Values(1, 2, 4));
 
 TEST(ParallelSharing, OthersTakeThePiecesOfASlowThread) {
   const int before = at::get_num_threads();

@@ -23,7 +23,7 @@ namespace dovetail::schema_print_test {
 namespace {
 
 using test::SampleConfig;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr auto kStream = RandomStream::kTest;
 

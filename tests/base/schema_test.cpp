@@ -17,8 +17,8 @@ namespace dovetail::schema_test {
 namespace {
 
 using test::SampleConfig;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using Overrides = std::vector<std::string>;
 
 SampleConfig parsed(const std::string& toml, const Overrides& overrides = {}) {

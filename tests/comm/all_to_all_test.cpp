@@ -18,7 +18,7 @@
 namespace dovetail::all_to_all_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 using Sizes = std::vector<std::vector<int64_t>>;  // [from][to]
 
 size_t index(int64_t i) { return static_cast<size_t>(i); }
@@ -84,8 +84,8 @@ std::vector<Case> cases() {
   return list;
 }
 
-class AllToAll : public testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(Algorithms, AllToAll, testing::ValuesIn(cases()),
+class AllToAll : public ::testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(Algorithms, AllToAll, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
 TEST_P(AllToAll, MovesRowsOfEveryDtypeAndCount) {

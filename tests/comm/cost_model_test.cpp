@@ -14,7 +14,7 @@
 namespace dovetail::cost_model_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 /// Adds up the messages of rank 0 one by one.
 double by_messages(const CostModel& model, int ranks, double bytes, bool hierarchical) {

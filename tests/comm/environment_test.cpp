@@ -16,8 +16,8 @@
 namespace dovetail::environment_test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 TEST(Connecting, EndsAtTheTimeout) {
   // The environment of a job whose other rank never comes.
@@ -43,7 +43,7 @@ TEST(Connecting, EndsAtTheTimeout) {
   for (const auto* name : {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);
 }
 
-class Environment : public testing::Test {
+class Environment : public ::testing::Test {
  protected:
   void TearDown() override {
     for (const auto* name : kNames) ::unsetenv(name);

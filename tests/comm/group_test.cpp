@@ -20,9 +20,9 @@
 namespace dovetail::group_test {
 namespace {
 
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 double seconds_of(const std::function<void()>& call) {
   const auto start = std::chrono::steady_clock::now();
@@ -30,8 +30,8 @@ double seconds_of(const std::function<void()>& call) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-class Collectives : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, testing::Values(1, 2, 3, 4));
+class Collectives : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, ::testing::Values(1, 2, 3, 4));
 
 const std::vector<std::vector<int64_t>> kShapes = {{}, {0}, {1}, {31}, {33}, {3, 0, 2}, {7, 11}, {1009}, {3, 20011}};
 
@@ -158,8 +158,8 @@ TEST(DeadRank, EveryOtherRankNamesItAtOnce) {
     for (int r = 0; r < 4; ++r)
       EXPECT_THAT(errors[static_cast<size_t>(r)],
                   r == dead
-                      ? testing::Eq("")
-                      : testing::Matcher<std::string>(AllOf(HasSubstr("all_reduce (call "),
+                      ? ::testing::Eq("")
+                      : ::testing::Matcher<std::string>(AllOf(HasSubstr("all_reduce (call "),
                                                             HasSubstr(fmt::format("rank {} stopped answering", dead)))))
           << "rank " << r;
   }

@@ -14,7 +14,7 @@
 namespace dovetail::mesh_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 /// The world's ranks that are in `group`, in its order.
 std::vector<int64_t> members(Group& group, int64_t rank) {

@@ -18,7 +18,7 @@
 namespace dovetail::reducer_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr int64_t kSamples = 16;
 

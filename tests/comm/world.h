@@ -77,7 +77,7 @@ class World {
 
   /// Runs the test `name`, in which a Deaths is used, and holds every other rank to a second.
   void expect_death_is_known(const std::string& name, int restart, int dead) const {
-    std::string folder = testing::TempDir() + "deaths_XXXXXX";
+    std::string folder = ::testing::TempDir() + "deaths_XXXXXX";
     ASSERT_NE(::mkdtemp(folder.data()), nullptr);
     const auto time_of = [&](const std::string& file) {
       double time = 0;
@@ -96,7 +96,7 @@ class World {
       const double after_s = time_of(fmt::format("rank{}", r)) - time_of("death");
       EXPECT_GT(after_s, 0);
       EXPECT_LT(after_s, 1.0) << "rank " << r << " of " << size_ << " when rank " << dead << " died";
-      testing::Test::RecordProperty(fmt::format("death_of_{}_known_by_{}_s", dead, r), fmt::format("{:.3f}", after_s));
+      ::testing::Test::RecordProperty(fmt::format("death_of_{}_known_by_{}_s", dead, r), fmt::format("{:.3f}", after_s));
     }
     std::filesystem::remove_all(folder);
   }
@@ -121,7 +121,7 @@ struct Deaths {
   /// `error` is what rank `rank` caught.
   void known(int rank, const std::exception& error) const {
     write_time(fmt::format("rank{}", rank));
-    EXPECT_THAT(error.what(), testing::HasSubstr(fmt::format("rank {} stopped answering", dead)));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr(fmt::format("rank {} stopped answering", dead)));
   }
 
  private:

@@ -21,7 +21,7 @@
 namespace dovetail::world_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 TEST(Rank, Sums) {
   if (!is_rank()) GTEST_SKIP() << "runs only as a rank of World.*";

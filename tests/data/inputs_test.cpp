@@ -9,9 +9,9 @@
 namespace dovetail::inputs_test {
 namespace {
 
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
-class Inputs : public testing::Test {
+class Inputs : public ::testing::Test {
  protected:
   Inputs() {
     for (const char* name :
@@ -83,7 +83,7 @@ TEST_F(Inputs, AListNamesRootAndRelativePath) {
       list_of(root + "\ta.txt\n" + bad);
       FAIL() << bad;
     } catch (const UserError& e) {
-      EXPECT_THAT(e.place(), testing::EndsWith("list:2"));
+      EXPECT_THAT(e.place(), ::testing::EndsWith("list:2"));
     }
   }
   EXPECT_THROW(list_of("\n"), UserError);

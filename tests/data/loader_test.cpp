@@ -36,7 +36,7 @@ std::vector<at::Tensor> steps(const DataConfig& config, const LoaderOptions& opt
   return out;
 }
 
-class LoaderTest : public testing::Test {
+class LoaderTest : public ::testing::Test {
  protected:
   LoaderTest() {
     one_.path = prepared(folder_, "one", 1000);
@@ -143,7 +143,7 @@ TEST_F(LoaderTest, MixesInPhases) {
   EXPECT_EQ(count('c', 60, 100), 160);
   // Every step has its share, not only the whole.
   for (size_t s = 0; s < 60; ++s) EXPECT_EQ(count('a', s, s + 1), 6);
-  EXPECT_THAT(Loader(mixed_, options).summary(), testing::HasSubstr("weight 0.45"));
+  EXPECT_THAT(Loader(mixed_, options).summary(), ::testing::HasSubstr("weight 0.45"));
 }
 
 TEST_F(LoaderTest, AnotherSeedIsAnotherOrder) {
@@ -159,7 +159,7 @@ TEST_F(LoaderTest, RefusesWhatCannotBeSampled) {
     Loader loader(mixed_, options);
     FAIL() << "c has 101 tokens";
   } catch (const UserError& e) {
-    EXPECT_THAT(e.what(), testing::AllOf(testing::HasSubstr("101"), testing::HasSubstr("151")));
+    EXPECT_THAT(e.what(), ::testing::AllOf(::testing::HasSubstr("101"), ::testing::HasSubstr("151")));
   }
   DataConfig twice = mixed_;
   twice.mixture.push_back(twice.mixture[0]);

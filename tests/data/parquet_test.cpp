@@ -17,7 +17,7 @@
 namespace dovetail::parquet_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::filesystem::path fixture(const std::string& name) {
   return std::filesystem::path(std::getenv("DOVETAIL_TEST_DATA")) / "parquet" / name;
@@ -38,7 +38,7 @@ std::string refusal(const std::filesystem::path& file, const std::string& column
   return "accepted";
 }
 
-class Parquet : public testing::TestWithParam<const char*> {};
+class Parquet : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Parquet, GivesTheColumnRowByRow) {
   const auto reader = open_parquet(fixture(GetParam()), "text");
@@ -62,14 +62,14 @@ TEST_P(Parquet, GivesTheColumnRowByRow) {
   EXPECT_EQ(empty, 7);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, Parquet, testing::Values("string.parquet", "large_string.parquet"),
+INSTANTIATE_TEST_SUITE_P(Kinds, Parquet, ::testing::Values("string.parquet", "large_string.parquet"),
                          [](const auto& info) {
                            return std::string(info.param).substr(0, std::string(info.param).find('.'));
                          });
 
 TEST(ParquetErrors, NameFileAndColumn) {
   EXPECT_THAT(refusal(fixture("string.parquet"), "body"),
-              testing::AllOf(HasSubstr("`body`"), HasSubstr("`number` (int64)"), HasSubstr("text_field"),
+              ::testing::AllOf(HasSubstr("`body`"), HasSubstr("`number` (int64)"), HasSubstr("text_field"),
                              HasSubstr("string.parquet")));
   EXPECT_THAT(refusal(fixture("string.parquet"), "number"), HasSubstr("int64"));
   EXPECT_THAT(refusal(fixture("string.parquet"), "nested"), HasSubstr("struct"));

@@ -18,7 +18,7 @@
 namespace dovetail::prepare_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 /// The split's text, with '|' where a document ends.
 std::string text_of(const TokenStore& store, Split split) {
@@ -35,7 +35,7 @@ std::string text_of(const TokenStore& store, Split split) {
   return text;
 }
 
-class Prepare : public testing::Test {
+class Prepare : public ::testing::Test {
  protected:
   /// 40 documents in folders, among them one duplicate and files that are no text.
   Prepare() {
@@ -335,9 +335,9 @@ TEST_F(Prepare, ReadsLinesThatBeginWhereAPieceBegins) {
 TEST_F(Prepare, NamesTheRecordThatIsWrong) {
   config_.text = {folder_.write("bad.jsonl", "{\"text\": \"fine\"}\n{\"body\": 1}\n").string()};
   EXPECT_THAT(refusal(),
-              testing::AllOf(HasSubstr("bad.jsonl:2"), HasSubstr("`body` (number)"), HasSubstr("text_field")));
+              ::testing::AllOf(HasSubstr("bad.jsonl:2"), HasSubstr("`body` (number)"), HasSubstr("text_field")));
   config_.text = {folder_.write("bad.jsonl", "{\"text\": \"fine\"}\n\n{\"text\"").string()};
-  EXPECT_THAT(refusal(), testing::AllOf(HasSubstr("bad.jsonl:3"), HasSubstr("JSON")));
+  EXPECT_THAT(refusal(), ::testing::AllOf(HasSubstr("bad.jsonl:3"), HasSubstr("JSON")));
   config_.text = {folder_.write("bad.jsonl", "[1]").string()};
   EXPECT_THAT(refusal(), HasSubstr("found array"));
   config_.text = {folder_.write("bad.jsonl", "{\"text\": \"\xff\"}\n{\"text\": \"fine\"}").string()};
@@ -378,7 +378,7 @@ TEST_F(Prepare, ReportsProgress) {
     last = progress.bytes_done;
     total = progress.bytes;
   });
-  EXPECT_THAT(stages, testing::UnorderedElementsAre("reading", "training the tokenizer", "tokenizing"));
+  EXPECT_THAT(stages, ::testing::UnorderedElementsAre("reading", "training the tokenizer", "tokenizing"));
   EXPECT_EQ(last, total);
 }
 

@@ -71,7 +71,7 @@ TEST(Adult, IsReadAsItsLinesSay) {
   RowLoader loader(config, {.batch = 29305});
   EXPECT_EQ(loader.num_train_rows(), 29305);  // 32,561 rows, of which 3,256 are for validation
   EXPECT_EQ(loader.num_validation_rows(), 3256);
-  EXPECT_THAT(row_warnings(loader.statistics()), testing::IsEmpty());
+  EXPECT_THAT(row_warnings(loader.statistics()), ::testing::IsEmpty());
   const RowBatch train = loader.step(0), validation = loader.validation(0, 3256);
   std::ifstream file(adult());
   std::string line;

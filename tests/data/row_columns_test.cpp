@@ -14,7 +14,7 @@ namespace {
 
 using Kind = ColumnValues::Kind;
 
-class Columns : public testing::TestWithParam<uint64_t> {
+class Columns : public ::testing::TestWithParam<uint64_t> {
  protected:
   int64_t below(int64_t bound) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(bound)); }
   bool one_in(int64_t n) { return below(n) == 0; }
@@ -140,7 +140,7 @@ TEST_P(Columns, AreTheirRows) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, Columns, testing::Range<uint64_t>(0, 8));
+INSTANTIATE_TEST_SUITE_P(Seeds, Columns, ::testing::Range<uint64_t>(0, 8));
 
 }  // namespace
 }  // namespace dovetail::row_columns_test

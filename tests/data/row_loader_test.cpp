@@ -18,7 +18,7 @@
 namespace dovetail::row_loader_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 /// Row i of the files: label i % 2, number n = i or nothing, id i, and i % 3 tags with weights.
 std::string line(int64_t i) {
@@ -31,7 +31,7 @@ std::string line(int64_t i) {
                      i % 5);
 }
 
-class RowLoaderTest : public testing::Test {
+class RowLoaderTest : public ::testing::Test {
  protected:
   static constexpr int64_t kRows = 331, kTrain = 265;  // a fifth is for validation
 
@@ -241,11 +241,11 @@ TEST_F(RowLoaderTest, LeavesOutBadRowsOrRefusesThem) {
     }
     return std::string("accepted");
   };
-  EXPECT_THAT(refusal(), testing::AllOf(HasSubstr("bad.tsv: row 1, column `id`: the id 1000 is out of range"),
+  EXPECT_THAT(refusal(), ::testing::AllOf(HasSubstr("bad.tsv: row 1, column `id`: the id 1000 is out of range"),
                                         HasSubstr("rows.bad_row")));
   config_.bad_row = "skip";
   config_.max_bad_rows = 2;
-  EXPECT_THAT(refusal(), testing::AllOf(HasSubstr("bad.tsv: row 1"), HasSubstr("bad.tsv: row 2: 2 fields, not 6"),
+  EXPECT_THAT(refusal(), ::testing::AllOf(HasSubstr("bad.tsv: row 1"), HasSubstr("bad.tsv: row 2: 2 fields, not 6"),
                                         HasSubstr("bad.tsv: row 4")));
   config_.max_bad_rows = 3;
   RowLoader loader(config_, {.batch = 3});
@@ -295,7 +295,7 @@ TEST_F(RowLoaderTest, StatisticsAreThoseOfTheRows) {
   EXPECT_EQ(s.sparse[1].unseen, unseen);
   EXPECT_EQ(s.sparse[1].empty, (kTrain + 2) / 3);
   EXPECT_EQ(s.sparse[1].longest, 2);
-  EXPECT_THAT(row_warnings(s), testing::Contains(HasSubstr("feature `id`: 100 %")));
+  EXPECT_THAT(row_warnings(s), ::testing::Contains(HasSubstr("feature `id`: 100 %")));
 }
 
 TEST_F(RowLoaderTest, WarnsOfWhatTeachesNothing) {
@@ -307,11 +307,11 @@ TEST_F(RowLoaderTest, WarnsOfWhatTeachesNothing) {
   config.dense = {{.columns = {"same", "nothing", "few"}}};
   config.sparse = {{.columns = {"a"}}, {.columns = {"few"}}};
   const std::vector<std::string> warnings = row_warnings(RowLoader(config, {}).statistics());
-  EXPECT_THAT(warnings, testing::ElementsAre(HasSubstr("label `y` is 1"), HasSubstr("`same` is 5"),
+  EXPECT_THAT(warnings, ::testing::ElementsAre(HasSubstr("label `y` is 1"), HasSubstr("`same` is 5"),
                                              HasSubstr("`nothing` is missing"), HasSubstr("feature `a` is the same"),
                                              HasSubstr("feature `few`: 100 %")));
   config.label = {"y > 2"};
-  EXPECT_THAT(row_warnings(RowLoader(config, {}).statistics()), testing::Contains(HasSubstr("label `y > 2` is 0")));
+  EXPECT_THAT(row_warnings(RowLoader(config, {}).statistics()), ::testing::Contains(HasSubstr("label `y > 2` is 0")));
 }
 
 TEST_F(RowLoaderTest, NeedsARowToTrainOn) {

@@ -19,7 +19,7 @@
 namespace dovetail::row_parquet_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::string fixture(const std::string& name) {
   return (std::filesystem::path(std::getenv("DOVETAIL_TEST_DATA")) / "parquet" / name).string();
@@ -68,7 +68,7 @@ std::string refusal(const RowsConfig& config) {
 int64_t key(const std::string& text) { return static_cast<int64_t>(xxh64(text)); }
 
 /// Texts in dictionaries, without, and in dictionaries that give way to plain pages.
-class RowParquetFile : public testing::TestWithParam<const char*> {
+class RowParquetFile : public ::testing::TestWithParam<const char*> {
  protected:
   static RowsConfig config_of_file(std::vector<SparseConfig> sparse, std::vector<DenseConfig> dense = {}) {
     RowsConfig config = config_of(std::move(sparse), std::move(dense));
@@ -78,7 +78,7 @@ class RowParquetFile : public testing::TestWithParam<const char*> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Encodings, RowParquetFile,
-                         testing::Values("rows.parquet", "rows_plain.parquet", "rows_fallback.parquet"),
+                         ::testing::Values("rows.parquet", "rows_plain.parquet", "rows_fallback.parquet"),
                          [](const auto& info) {
                            return std::string(info.param).substr(0, std::string(info.param).find('.'));
                          });
@@ -261,7 +261,7 @@ TEST(RowParquet, CutsValidationOutOfARowGroup) {
 TEST(RowParquet, RefusesWhatItCannotGive) {
   EXPECT_THAT(
       refusal(config_of({{.columns = {"citi"}}})),
-      testing::AllOf(HasSubstr("no column `citi`"), HasSubstr("did you mean `city`"), HasSubstr("rows.parquet")));
+      ::testing::AllOf(HasSubstr("no column `citi`"), HasSubstr("did you mean `city`"), HasSubstr("rows.parquet")));
   EXPECT_THAT(refusal(config_of({{.columns = {"day"}}})), HasSubstr("date32"));
   EXPECT_THAT(refusal(config_of({{.columns = {"nested"}}})), HasSubstr("struct"));
   EXPECT_THAT(refusal(config_of({{.columns = {"real"}}})), HasSubstr("a float is no id"));

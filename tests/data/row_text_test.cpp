@@ -14,10 +14,10 @@
 namespace dovetail::row_text_test {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
-class RowText : public testing::Test {
+class RowText : public ::testing::Test {
  protected:
   /// A file with the label in column `y` and a feature with 64-bit keys of column `a`.
   RowsConfig config_of(const std::string& name, const std::string& content) {
@@ -150,7 +150,7 @@ TEST_F(RowText, LocatesBadQuotes) {
               ElementsAre("1/a/text after the closing quote", "2/a/a quote inside a field that is not in quotes"));
   EXPECT_THAT(read(config).ids, ElementsAre(key("ok")));
   EXPECT_THAT(refusal(config_of("open.csv", "y,a\n1,x\n1,\"y\n1,z\n")),
-              testing::AllOf(HasSubstr("never closed"), HasSubstr("open.csv: row 2")));
+              ::testing::AllOf(HasSubstr("never closed"), HasSubstr("open.csv: row 2")));
 }
 
 TEST_F(RowText, SplitsListsAndTheirWeights) {

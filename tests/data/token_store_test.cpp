@@ -20,12 +20,12 @@
 namespace dovetail::token_store_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 const std::string kFingerprint(64, 'a');
 
 /// A folder of three training shards, one of them empty, whose token i is i % 257, written by hand.
-class Store : public testing::Test {
+class Store : public ::testing::Test {
  protected:
   Store() {
     manifest_.fingerprint = kFingerprint;
@@ -100,7 +100,7 @@ TEST_F(Store, RefusesWhatIsNotWhole) {
   const auto shard = folder_.path() / "0-2.tokens";
   const std::string whole = folder_.read("0-2.tokens");
   std::filesystem::resize_file(shard, whole.size() - 2);
-  EXPECT_THAT(refusal(), testing::AllOf(HasSubstr("77 tokens"), HasSubstr("0-2.tokens"), HasSubstr("prepare")));
+  EXPECT_THAT(refusal(), ::testing::AllOf(HasSubstr("77 tokens"), HasSubstr("0-2.tokens"), HasSubstr("prepare")));
   std::filesystem::resize_file(shard, 10);
   EXPECT_THAT(refusal(), HasSubstr("truncated"));
   folder_.write("0-2.tokens", std::string(whole.size(), 'x'));
@@ -122,7 +122,7 @@ TEST_F(Store, FindsDamageByItsChecksum) {
   damaged.back() = static_cast<char>(damaged.back() ^ 1);
   folder_.write("0-0.tokens", damaged);
   EXPECT_EQ(refusal(), "accepted");
-  EXPECT_THAT(refusal(TokenStore::Verify::kChecksums), testing::AllOf(HasSubstr("SHA-256"), HasSubstr("0-0.tokens")));
+  EXPECT_THAT(refusal(TokenStore::Verify::kChecksums), ::testing::AllOf(HasSubstr("SHA-256"), HasSubstr("0-0.tokens")));
 }
 
 TEST_F(Store, FindsTokensOutsideTheVocabulary) {
@@ -153,7 +153,7 @@ TEST_F(Store, RefusesForeignAndOtherManifests) {
   folder_.write(TokenManifest::kFile, "{");
   EXPECT_THAT(refusal(), HasSubstr("JSON"));
   std::filesystem::remove(folder_.path() / TokenManifest::kFile);
-  EXPECT_THAT(refusal(), testing::AllOf(HasSubstr("not a prepared folder"), HasSubstr("dovetail prepare")));
+  EXPECT_THAT(refusal(), ::testing::AllOf(HasSubstr("not a prepared folder"), HasSubstr("dovetail prepare")));
 }
 
 TEST_F(Store, ManifestComesBackAsItWas) {

@@ -33,7 +33,7 @@ std::string random_bytes(std::mt19937_64& random, size_t size) {
   return bytes;
 }
 
-class Oracle : public testing::TestWithParam<const char*> {
+class Oracle : public ::testing::TestWithParam<const char*> {
  protected:
   static std::string name() { return GetParam(); }
   static bool is_sentencepiece() { return name().starts_with("sp_"); }
@@ -75,7 +75,7 @@ TEST_P(Oracle, ComesBackFromItsSerialization) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Fixtures, Oracle,
-                         testing::Values("gpt2", "llama3", "old_merges", "ignore_merges", "sp_bpe", "sp_unigram"),
+                         ::testing::Values("gpt2", "llama3", "old_merges", "ignore_merges", "sp_bpe", "sp_unigram"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST(ByteLevelBpe, KeepsAnyBytes) {
@@ -145,7 +145,7 @@ json learned(const std::string& tokenizer_json) {
   return {{"vocab", model.at("vocab")}, {"merges", model.at("merges")}};
 }
 
-class TrainBpe : public testing::TestWithParam<const char*> {};
+class TrainBpe : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(TrainBpe, LearnsWhatTheTrainerOfHuggingFaceLearns) {
   const std::string split = GetParam();
@@ -176,7 +176,7 @@ TEST_P(TrainBpe, MakesATokenizerThatKeepsText) {
   EXPECT_EQ(tokenizer->decode(ids), text);
 }
 
-INSTANTIATE_TEST_SUITE_P(Splits, TrainBpe, testing::Values("gpt2", "llama3"),
+INSTANTIATE_TEST_SUITE_P(Splits, TrainBpe, ::testing::Values("gpt2", "llama3"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST(TrainBpe, StopsWhenNoPairIsLeft) {
@@ -227,7 +227,7 @@ std::string refusal(Change change) {
 }
 
 TEST(TokenizerJson, NamesWhatItDoesNotSupport) {
-  using testing::HasSubstr;
+  using ::testing::HasSubstr;
   EXPECT_EQ(refusal([](json&) {}), "accepted");
   EXPECT_THAT(refusal([](json& d) { d["normalizer"] = {{"type", "NFC"}}; }), HasSubstr("NFC"));
   EXPECT_THAT(refusal([](json& d) { d["truncation"] = {{"max_length", 5}}; }), HasSubstr("truncation"));

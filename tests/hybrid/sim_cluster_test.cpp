@@ -164,7 +164,7 @@ TEST(SimCluster, ALostNodeIsLeftOutWithTheSchedulersReason) {
   const SimResult result = simulate(nodes, job, options);
   EXPECT_EQ(result.iterations[0].attempts, 2);
   EXPECT_EQ(result.iterations[1].rows, (std::vector<int64_t>{100000, 0}));
-  EXPECT_THAT(result.lost[1], testing::HasSubstr("hybrid: no executor is left"));
+  EXPECT_THAT(result.lost[1], ::testing::HasSubstr("hybrid: no executor is left"));
   // The first node alone takes 1 s an iteration, after the silence was noticed and the job was started again.
   EXPECT_GT(result.seconds, 7 + 2 + 2);
   EXPECT_LT(result.seconds, 7 + 2 * 2 + 2.5);

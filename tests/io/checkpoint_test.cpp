@@ -31,9 +31,9 @@ namespace dovetail::checkpoint_test {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 std::string message_of(const std::function<void()>& call) {
   try {
@@ -77,7 +77,7 @@ std::vector<std::string> hidden_names(const fs::path& folder) {
   return names;
 }
 
-class Checkpoint : public testing::Test {
+class Checkpoint : public ::testing::Test {
  protected:
   void SetUp() override {
     folder_ = fs::temp_directory_path() / fmt::format("dovetail-checkpoint-{}", ::getpid());

@@ -27,9 +27,9 @@ namespace dovetail::delta_checkpoint_test {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 constexpr int64_t kRows = 50, kWidth = 3;
 
@@ -148,7 +148,7 @@ std::string message_of(const std::function<void()>& call) {
   return "no error";
 }
 
-class DeltaCheckpoint : public testing::Test {
+class DeltaCheckpoint : public ::testing::Test {
  protected:
   void SetUp() override {
     folder_ = fs::temp_directory_path() / fmt::format("dovetail-delta-{}", ::getpid());

@@ -15,8 +15,8 @@ using mx::Copies;
 using mx::Format;
 using mx::MXTensor;
 using test::TemporaryFolder;
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 MXTensor some(Format format, Copies copies, at::IntArrayRef sizes = {37, 45}) {
   const mx::Quantized made = mx::quantize(at::randn(sizes), {.format = format, .copies = copies});

@@ -21,14 +21,14 @@ namespace dovetail::safetensors_test {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 fs::path fixture(const std::string& name) {
   const char* data = std::getenv("DOVETAIL_TEST_DATA");
   return fs::path(data ? data : "tests/data_files") / "safetensors" / name;
 }
 
-class Safetensors : public testing::Test {
+class Safetensors : public ::testing::Test {
  protected:
   void SetUp() override {
     folder_ = fs::temp_directory_path() / fmt::format("dovetail-safetensors-{}", ::getpid());
@@ -90,7 +90,7 @@ TEST_F(Safetensors, ReadsEveryDtypeOfThePythonPackage) {
 
 TEST_F(Safetensors, ReadsOddShapesAndNames) {
   const SafetensorsFile file(fixture("shapes.safetensors"));
-  EXPECT_THAT(file.names(), testing::ElementsAre("a", "b", "empty", "odd \"name\"\n\u00e9", "scalar"));
+  EXPECT_THAT(file.names(), ::testing::ElementsAre("a", "b", "empty", "odd \"name\"\n\u00e9", "scalar"));
   EXPECT_EQ(file.metadata().at("format"), "pt");
   EXPECT_EQ(file.read("scalar").item<float>(), 2.5f);
   EXPECT_EQ(file.shape("empty"), (std::vector<int64_t>{3, 0, 2}));

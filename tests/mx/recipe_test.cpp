@@ -8,8 +8,8 @@
 namespace dovetail::mx::recipe_test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 LinearRecipe built_in(std::string_view name) { return find_recipe(built_in_recipes(), name).linear; }
 

@@ -15,8 +15,8 @@
 namespace dovetail::plan::capture_test {
 namespace {
 
-using testing::HasSubstr;
-using testing::ThrowsMessage;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 CapturedStep captured(SmallStep& step) {
   step();
@@ -36,7 +36,7 @@ TEST(Capture, RecordsForwardBackwardAndUpdateWithTheirLayers) {
   EXPECT_EQ(forward.count("aten::view") + backward.count("aten::view") + forward.count("aten::t"), 0);
   for (const auto& operation : made.operations) {
     if (operation.name != "aten::convolution" && operation.name != "aten::convolution_backward") continue;
-    EXPECT_THAT(operation.layer, testing::AnyOf("net.conv1", "net.conv2"));
+    EXPECT_THAT(operation.layer, ::testing::AnyOf("net.conv1", "net.conv2"));
   }
   const auto bytes = [&](TensorKind kind) {
     int64_t sum = 0;

@@ -18,8 +18,8 @@
 namespace dovetail::plan::check_test {
 namespace {
 
-using testing::HasSubstr;
-using testing::ThrowsMessage;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 using Json = nlohmann::json;
 
 // Three layers: a is read again by the backward of the second, b and c by that of the third.
@@ -56,7 +56,7 @@ const char* const kPlan = R"({"version": 1, "actions": [
 
 Graph graph_of(const Json& json) { return parse_graph(json, "graph.json"); }
 
-class Check : public testing::Test {
+class Check : public ::testing::Test {
  protected:
   Graph graph_ = graph_of(Json::parse(kGraph));
   Plan plan_ = parse_plan(Json::parse(kPlan), graph_, "plan.json");

@@ -155,12 +155,12 @@ TEST(Chen, GreedyFitsWhereSqrtNDoes) {
 TEST(Chen, WhatPassesANodeByKeepsItFromBeingAnArticulationPoint) {
   Graph graph = chain(5);
   graph.nodes[3].inputs.push_back(1);  // l1 is read by l3 too
-  EXPECT_THAT(chen_candidates(StageGraph(graph), Candidates::kArticulation), testing::ElementsAre(0, 1, 3, 4));
+  EXPECT_THAT(chen_candidates(StageGraph(graph), Candidates::kArticulation), ::testing::ElementsAre(0, 1, 3, 4));
 }
 
 // The largest batch of VGG19 within 16 GB at no more than one more forward pass, as published: 167 with everything
 // kept, 197 by sqrt(n), 266 greedily, 289 by the program. docs/design/plan.md says how these came about.
-class PublishedBatch : public testing::Test {
+class PublishedBatch : public ::testing::Test {
  protected:
   static int64_t batch(int64_t bytes_of_an_image, int times_parameters) {
     return (CheckmateVgg19::kMemory - times_parameters * 4 * CheckmateVgg19::kParameters) / bytes_of_an_image;

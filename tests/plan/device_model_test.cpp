@@ -82,7 +82,7 @@ TEST(DeviceModel, DominatedAlgorithmsGo) {
       without_dominated({{"a", 3, 0}, {"b", 2, 10}, {"c", 2, 20}, {"d", 4, 5}, {"e", 1, 30}, {"f", 3, 0}});
   std::vector<std::string> names;
   for (const Algorithm& algorithm : left) names.push_back(algorithm.name);
-  EXPECT_THAT(names, testing::ElementsAre("a", "b", "e"));
+  EXPECT_THAT(names, ::testing::ElementsAre("a", "b", "e"));
 }
 
 TEST(DeviceModel, OutputsAreHeldUntilTheirOwnBackward) {

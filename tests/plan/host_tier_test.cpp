@@ -17,7 +17,7 @@ void compare_with_an_array(const std::filesystem::path& folder) {
   constexpr int kPages = 32, kRounds = 4000;
   Random random(3);
   HostTier tier(folder, kPages * kPage);
-  testing::Test::RecordProperty(folder.empty() ? "memory" : "direct", tier.direct() ? 1 : 0);
+  ::testing::Test::RecordProperty(folder.empty() ? "memory" : "direct", tier.direct() ? 1 : 0);
   const Arena buffer(kPages * kPage);
   std::vector<std::byte> array(kPages * kPage);
   for (int round = 0; round < kRounds; ++round) {

@@ -25,7 +25,7 @@
 namespace dovetail::plan::host_updates_test {
 namespace {
 
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 constexpr int kSteps = 12;
 

@@ -165,7 +165,7 @@ void finds_the_best_of_all_decisions(Random* of_host) {
     closed += made.report.bound_s >= best * (1 - 1e-6) ? 1 : 0;
     worst = std::max(worst, timeline.makespan_s / best);
   }
-  testing::Test::RecordProperty("optimal", fmt::format("{} of {} (greedy {}, proven {}), worst {:.3f}", optimal, cases,
+  ::testing::Test::RecordProperty("optimal", fmt::format("{} of {} (greedy {}, proven {}), worst {:.3f}", optimal, cases,
                                                        by_greedy, closed, worst));
   EXPECT_EQ(cases, 12);
   EXPECT_GE(optimal, cases * 95 / 100) << "of " << cases << ", worst " << worst;
@@ -271,8 +271,8 @@ TEST(Joint, BelowTheFloorTheErrorIsThatOfSolve) {
   } catch (const UserError& error) {
     message = error.what();
   }
-  ASSERT_THAT(message, testing::HasSubstr("below the floor"));
-  EXPECT_THAT([&] { solve_jointly(graph, {}, kExact); }, testing::ThrowsMessage<UserError>(message));
+  ASSERT_THAT(message, ::testing::HasSubstr("below the floor"));
+  EXPECT_THAT([&] { solve_jointly(graph, {}, kExact); }, ::testing::ThrowsMessage<UserError>(message));
 }
 
 }  // namespace

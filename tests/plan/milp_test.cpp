@@ -124,7 +124,7 @@ std::filesystem::path script(const TemporaryFolder& folder, const std::string& b
   return path;
 }
 
-class Knapsack : public testing::TestWithParam<unsigned> {};
+class Knapsack : public ::testing::TestWithParam<unsigned> {};
 
 TEST_P(Knapsack, IsTheLeastOfAllPointsAndNotBelowItsRelaxation) {
   const LinearProgram program = knapsack(14, 1 + static_cast<int>(GetParam() % 3), GetParam());
@@ -161,7 +161,7 @@ TEST_P(Knapsack, CutoffDividesWhatIsFoundFromWhatIsNot) {
   EXPECT_TRUE(none.values.empty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, Knapsack, testing::Range(0U, 6U));
+INSTANTIATE_TEST_SUITE_P(Seeds, Knapsack, ::testing::Range(0U, 6U));
 
 TEST(Milp, MixedColumnsAgainstEnumeration) {
   constexpr int kColumns = 14;
@@ -276,7 +276,9 @@ TEST(Milp, TheTimeLimitIsHardAndTheBestSoFarIsTheResult) {
     expect_solution(program, result);
     EXPECT_GE(result.bound, program.start ? -kInfinity : 0);
     EXPECT_GT(result.gap, 0);
-    if (!program.start) EXPECT_LT(result.seconds, 5) << "the solver keeps its own limit here";
+    if (!program.start) {
+      EXPECT_LT(result.seconds, 5) << "the solver keeps its own limit here";
+    }
   }
 }
 

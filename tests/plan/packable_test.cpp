@@ -38,7 +38,7 @@ TEST(AllowLoss, TakesWhatBackwardDifferentiatesAtAndNothingElse) {
   // The first convolution's result (normalized), relu's, relu_'s after the second convolution, the sum that is pooled,
   // and the input of the head's product. Not the statistics, the masks of dropout, the pool's indices, the softmax.
   EXPECT_THAT(lossy(graph),
-              testing::ElementsAre("aten::add", "aten::convolution", "aten::convolution", "aten::mul", "aten::relu"));
+              ::testing::ElementsAre("aten::add", "aten::convolution", "aten::convolution", "aten::mul", "aten::relu"));
   ASSERT_EQ(graph.forms.size(), 1U);
   EXPECT_EQ(graph.graph.codecs[0].ratio, 33.0 / 128);
   for (const GraphTensor& tensor : graph.graph.tensors)
@@ -71,8 +71,8 @@ std::vector<std::string> lossy_of(F&& f, at::ScalarType dtype = at::kFloat) {
 }
 
 TEST(AllowLoss, LeavesAloneWhatOperatorsOutsideTheTableRead) {
-  using testing::ElementsAre;
-  using testing::IsEmpty;
+  using ::testing::ElementsAre;
+  using ::testing::IsEmpty;
   EXPECT_THAT(lossy_of([](const auto& h, const auto&) { return at::gelu(h); }), ElementsAre("aten::mm"));
   EXPECT_THAT(lossy_of([](const auto& h, const auto&) { return at::gelu(h); }, at::kBFloat16), ElementsAre("aten::mm"));
   EXPECT_THAT(lossy_of([](const auto& h, const auto&) { return at::gelu(h); }, at::kDouble), IsEmpty());
@@ -116,8 +116,8 @@ std::vector<std::string> same_codes_of(const char* recipe, at::ScalarType dtype,
 }
 
 TEST(AllowSameCodes, TakesTheInputOfALinearThatQuantizesItInBackward) {
-  using testing::ElementsAre;
-  using testing::IsEmpty;
+  using ::testing::ElementsAre;
+  using ::testing::IsEmpty;
   EXPECT_THAT(same_codes_of("mxfp8", at::kFloat, 96), ElementsAre("e4m3.round_up.columns64.float32.same_codes"));
   const mx::LinearRecipe& mxfp8 = mx::find_recipe(mx::built_in_recipes(), "mxfp8").linear;
   if (mx::emulation_dtype(at::empty({0}, at::kBFloat16), mxfp8.gradient, mxfp8.activation) == at::kBFloat16) {

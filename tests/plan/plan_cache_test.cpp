@@ -28,7 +28,7 @@ Solution all_away(const Graph& graph, const SolveOptions& options) {
   return out;
 }
 
-class PlanCacheTest : public testing::Test {
+class PlanCacheTest : public ::testing::Test {
  protected:
   void SetUp() override {
     graph_ = random_step(random_, 5);
@@ -43,7 +43,7 @@ class PlanCacheTest : public testing::Test {
     return solve_known(cache_, graph_, options, any, all_away).schedule.expected_s;
   }
 
-  const std::filesystem::path folder_ = std::filesystem::path(testing::TempDir()) / "dovetail_plan_cache_test";
+  const std::filesystem::path folder_ = std::filesystem::path(::testing::TempDir()) / "dovetail_plan_cache_test";
   const PlanCache cache_{folder_};
   Random random_{41};
   Graph graph_;
@@ -125,7 +125,7 @@ TEST_F(PlanCacheTest, AFileThatIsNoneOfOursIsNamed) {
                            R"({"version":1,"plans":[{"budget_bytes":1,"gaps":[9],"codecs":[0],"algorithms":[0]}]})",
                            R"({"version":1,"plans":[{"budget_bytes":1,"gaps":[0],"codecs":[0],"algorithms":[0]}]})"}) {
     std::ofstream(file) << text;
-    EXPECT_THAT([&] { cache_.find(graph_, {}); }, testing::ThrowsMessage<UserError>(testing::HasSubstr(file.string())))
+    EXPECT_THAT([&] { cache_.find(graph_, {}); }, ::testing::ThrowsMessage<UserError>(::testing::HasSubstr(file.string())))
         << text;
   }
 }

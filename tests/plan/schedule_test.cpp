@@ -65,7 +65,7 @@ TEST(Schedule, AGapThatWrapsIsFetchedInTimeAndWrittenBackBeforeTheStepEnds) {
     const auto made = scheduler.schedule(decisions, peak);
     EXPECT_TRUE(made);
     if (!made) return 0.0;
-    EXPECT_THAT(made->plan.starts_on_host, testing::ElementsAre(1));
+    EXPECT_THAT(made->plan.starts_on_host, ::testing::ElementsAre(1));
     EXPECT_EQ(made->timeline.peak_bytes, peak);
     EXPECT_FALSE(scheduler.schedule(decisions, peak - 1));
     return made->timeline.makespan_s;
@@ -166,7 +166,7 @@ TEST(Schedule, WhatWasOnTheHostBeforeIsPackedAnewForEachGap) {
   std::vector<Op> forms;
   for (const Action& action : made->plan.actions)
     if (action.tensor == 1 && action.op != Op::kFree) forms.push_back(action.op);
-  EXPECT_THAT(forms, testing::ElementsAre(Op::kOffload, Op::kPrefetch, Op::kCompress, Op::kDecompress, Op::kFreePacked,
+  EXPECT_THAT(forms, ::testing::ElementsAre(Op::kOffload, Op::kPrefetch, Op::kCompress, Op::kDecompress, Op::kFreePacked,
                                           Op::kCompress, Op::kDecompress, Op::kFreePacked, Op::kFreeHost));
 }
 
@@ -198,7 +198,7 @@ TEST(Schedule, APackedFormGoesOnceItsTensorIsMadeAgainForGood) {
   for (const Action& action : made->plan.actions)
     if (action.tensor == 2 && action.op != Op::kFree) forms.push_back(action.op);
   EXPECT_THAT(forms,
-              testing::ElementsAre(Op::kCompress, Op::kFreePacked, Op::kCompress, Op::kDecompress, Op::kFreePacked));
+              ::testing::ElementsAre(Op::kCompress, Op::kFreePacked, Op::kCompress, Op::kDecompress, Op::kFreePacked));
 }
 
 // Whatever is decided: a plan that check accepts, with a smaller peak when memory is given up, or a misfit that says

@@ -12,10 +12,10 @@
 namespace dovetail::config_test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
-class RunConfigFile : public testing::Test {
+class RunConfigFile : public ::testing::Test {
  protected:
   RunConfig load(const std::string& toml, const std::vector<std::string>& overrides = {}) {
     write_file_atomically(folder_ / "run.toml", toml);

@@ -14,7 +14,7 @@
 namespace dovetail::multiple_choice_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::shared_ptr<GPT> small_model(int64_t context, const std::string& positions = "rotary") {
   ModelConfig config;

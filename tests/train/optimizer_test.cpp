@@ -122,12 +122,12 @@ TEST(Optimizer, LoadingNamesTheTensorThatDoesNotFit) {
     }
     return std::string("accepted");
   };
-  EXPECT_THAT(refusal([](auto& s) { s.erase("model.norm.weight"); }), testing::HasSubstr("model.norm.weight"));
+  EXPECT_THAT(refusal([](auto& s) { s.erase("model.norm.weight"); }), ::testing::HasSubstr("model.norm.weight"));
   EXPECT_THAT(refusal([](auto& s) { s.erase("optimizer.m.norm.weight"); }),
-              testing::HasSubstr("optimizer.m.norm.weight"));
-  EXPECT_THAT(refusal([](auto& s) { s["model.extra"] = torch::zeros({1}); }), testing::HasSubstr("model.extra"));
+              ::testing::HasSubstr("optimizer.m.norm.weight"));
+  EXPECT_THAT(refusal([](auto& s) { s["model.extra"] = torch::zeros({1}); }), ::testing::HasSubstr("model.extra"));
   EXPECT_THAT(refusal([](auto& s) { s["model.norm.weight"] = torch::zeros({3}); }),
-              testing::HasSubstr("model.norm.weight"));
+              ::testing::HasSubstr("model.norm.weight"));
   EXPECT_EQ(refusal([](auto& s) { std::erase_if(s, [](const auto& i) { return i.first.starts_with("optimizer."); }); }),
             "accepted");
 }

@@ -13,7 +13,7 @@ namespace {
 using test::Case;
 using test::mixture;
 
-class PlannedExperts : public testing::TestWithParam<Case> {};
+class PlannedExperts : public ::testing::TestWithParam<Case> {};
 
 TEST_P(PlannedExperts, GiveTheSameBitsWithinTheirBudget) { test::gives_the_same_bits_within_its_budget(GetParam()); }
 
@@ -43,13 +43,13 @@ TEST(PlannedExperts, WithoutPaddingAreRefusedWhereEachIsAnOperation) {
   };
   EXPECT_EQ(message(mixture("dropless", dropless)), "");
   EXPECT_THAT(message(mixture("quantized", dropless, "mxfp8")),
-              testing::HasSubstr("experts of which each is an operation of its own (quantized ones, float64)"));
-  EXPECT_THAT(message(mixture("bfloat16", dropless, "bf16")), testing::HasSubstr("experts in bfloat16"));
+              ::testing::HasSubstr("experts of which each is an operation of its own (quantized ones, float64)"));
+  EXPECT_THAT(message(mixture("bfloat16", dropless, "bf16")), ::testing::HasSubstr("experts in bfloat16"));
   const auto dropping = [](moe::Config& moe) {
     moe.pad_to_capacity = false;
     moe.capacity_factor = 0.5;
   };
-  EXPECT_THAT(message(mixture("dropping", dropping)), testing::HasSubstr("of 2048 choices were dropped"));
+  EXPECT_THAT(message(mixture("dropping", dropping)), ::testing::HasSubstr("of 2048 choices were dropped"));
 
   // Before anything runs, where a run is resolved.
   const test::TinyRun run;
@@ -61,13 +61,13 @@ TEST(PlannedExperts, WithoutPaddingAreRefusedWhereEachIsAnOperation) {
   for (const char* recipe : {"bf16", "mxfp8"}) {
     config.precision.recipe = recipe;
     EXPECT_THAT([&] { resolve_trial(config, *group); },
-                testing::ThrowsMessage<UserError>(testing::HasSubstr(fmt::format("the recipe {}", recipe))));
+                ::testing::ThrowsMessage<UserError>(::testing::HasSubstr(fmt::format("the recipe {}", recipe))));
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Mixtures, PlannedExperts,
-    testing::Values(mixture("experts", [](auto& moe) { moe.z_loss = 0.01; }), mixture("dropless", dropless),
+    ::testing::Values(mixture("experts", [](auto& moe) { moe.z_loss = 0.01; }), mixture("dropless", dropless),
                     dropless_with_biases(),
                     mixture("drawn",
                             [](auto& moe) {

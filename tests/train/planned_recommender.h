@@ -12,7 +12,7 @@
 
 namespace dovetail::test {
 
-inline constexpr int64_t kSteps = 12;
+inline constexpr int64_t kRecommenderSteps = 12;
 
 inline bool reads_events(const std::string& model) { return model == "din" || model == "dien" || model == "can"; }
 
@@ -24,7 +24,7 @@ inline RunConfig wide(RunConfig config) {
   if (config.recommender.model == "din") config.recommender.attention = {64};
   config.recommender.grain = 512;
   config.train.batch = 1024;
-  config.train.steps = kSteps;
+  config.train.steps = kRecommenderSteps;
   config.train.clip = 1;
   config.schedule.decay = "constant";
   config.eval.every_steps = 9;  // on weights that lie where the plan has them

@@ -12,12 +12,12 @@ namespace {
 
 using namespace test;
 
-class PlannedTraining : public testing::TestWithParam<Case> {};
+class PlannedTraining : public ::testing::TestWithParam<Case> {};
 
 TEST_P(PlannedTraining, GivesTheSameBitsWithinItsBudget) { gives_the_same_bits_within_its_budget(GetParam()); }
 
 INSTANTIATE_TEST_SUITE_P(Models, PlannedTraining,
-                         testing::Values(Case{"llama", llama()}, Case{"gpt2", gpt2()},
+                         ::testing::Values(Case{"llama", llama()}, Case{"gpt2", gpt2()},
                                          Case{"bfloat16", llama(), at::kBFloat16, 4, "0.85x"},
                                          Case{"micro_batches", llama(), at::kFloat, 2, "0.8x"},
                                          Case{"micro_batches_bfloat16", gpt2(), at::kBFloat16, 1, "0.95x"},
@@ -66,9 +66,9 @@ TEST(PlannedStep, SaysWhatItCannotDo) {
     }
     return std::string();
   };
-  EXPECT_THAT(message("half", 4), testing::HasSubstr("\"half\" is not a memory budget"));
-  EXPECT_THAT(message("0.01x", 4), testing::HasSubstr("below the floor"));
-  EXPECT_THAT(message("0.8x", 3), testing::HasSubstr("its plan is for [4, 65]"));
+  EXPECT_THAT(message("half", 4), ::testing::HasSubstr("\"half\" is not a memory budget"));
+  EXPECT_THAT(message("0.01x", 4), ::testing::HasSubstr("below the floor"));
+  EXPECT_THAT(message("0.8x", 3), ::testing::HasSubstr("its plan is for [4, 65]"));
   EXPECT_EQ(message("0.8x", 4), "");
 }
 

@@ -29,7 +29,7 @@ TEST(ProgressText, SaysWhatMattersOnPlainLines) {
 TEST(ProgressText, SaysHowEachTaskRanks) {
   ProgressState state = kMidway;
   state.auc = "late 0.6512, cancelled 0.7021";
-  EXPECT_THAT(progress_text(state, 0), testing::HasSubstr("val 1.934  auc late 0.6512, cancelled 0.7021  18.4k tok/s"));
+  EXPECT_THAT(progress_text(state, 0), ::testing::HasSubstr("val 1.934  auc late 0.6512, cancelled 0.7021  18.4k tok/s"));
 }
 
 TEST(ProgressText, FitsEveryTerminal) {
@@ -58,10 +58,10 @@ TEST(ProgressText, TheBarFollowsTheFraction) {
 
 TEST(ProgressText, LeavesOutWhatIsUnknown) {
   const std::string text = progress_text({.step = 5, .steps = 5, .loss = 2, .tokens_per_s = 3e6}, 0);
-  EXPECT_THAT(text, testing::Not(testing::HasSubstr("val")));
-  EXPECT_THAT(text, testing::Not(testing::HasSubstr("peak")));
-  EXPECT_THAT(text, testing::Not(testing::HasSubstr("eta")));
-  EXPECT_THAT(text, testing::HasSubstr("3.00M tok/s"));
+  EXPECT_THAT(text, ::testing::Not(::testing::HasSubstr("val")));
+  EXPECT_THAT(text, ::testing::Not(::testing::HasSubstr("peak")));
+  EXPECT_THAT(text, ::testing::Not(::testing::HasSubstr("eta")));
+  EXPECT_THAT(text, ::testing::HasSubstr("3.00M tok/s"));
 }
 
 // RFC 3720, B.4.

@@ -19,9 +19,9 @@ namespace dovetail::quantization_test {
 namespace {
 
 using test::train_alone;
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 PrecisionSection section(const std::string& toml) {
   PrecisionSection config;

@@ -22,7 +22,7 @@
 namespace dovetail::ranking_metrics_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
@@ -174,7 +174,7 @@ TEST(Ranking, OneClassHasNoAuc) {
     EXPECT_TRUE(std::isnan(metrics_of(rows).normalized_entropy));
     EXPECT_TRUE(std::isnan(exact_auc(rows.logits, rows.labels)));
     const std::vector<RankingMetrics> history = {metrics_of(rows)};
-    EXPECT_THAT(ranking_warnings(history), testing::ElementsAre(HasSubstr(label == 0 ? "negative" : "positive")));
+    EXPECT_THAT(ranking_warnings(history), ::testing::ElementsAre(HasSubstr(label == 0 ? "negative" : "positive")));
   }
   EXPECT_TRUE(std::isnan(RankingSums().metrics().log_loss));
 }
@@ -187,16 +187,16 @@ TEST(Ranking, WarnsOfAnAucThatStays) {
   RankingMetrics better = chance;
   better.auc = 0.52;
   const auto warnings = [](std::vector<RankingMetrics> history) { return ranking_warnings(history); };
-  EXPECT_THAT(warnings({chance, chance, chance}), testing::ElementsAre(HasSubstr("stuck at 0.5")));
-  EXPECT_THAT(warnings({better, chance, chance, chance}), testing::SizeIs(1));
-  EXPECT_THAT(warnings({chance, chance}), testing::IsEmpty());
-  EXPECT_THAT(warnings({chance, chance, better}), testing::IsEmpty());
-  EXPECT_THAT(warnings({better, chance, chance}), testing::IsEmpty());
+  EXPECT_THAT(warnings({chance, chance, chance}), ::testing::ElementsAre(HasSubstr("stuck at 0.5")));
+  EXPECT_THAT(warnings({better, chance, chance, chance}), ::testing::SizeIs(1));
+  EXPECT_THAT(warnings({chance, chance}), ::testing::IsEmpty());
+  EXPECT_THAT(warnings({chance, chance, better}), ::testing::IsEmpty());
+  EXPECT_THAT(warnings({better, chance, chance}), ::testing::IsEmpty());
   // With few rows 0.52 is chance, too: three deviations of 400 rows with 100 positives are 0.1.
   better.rows = 400;
   better.positives = 100;
-  EXPECT_THAT(warnings({better, better, better}), testing::SizeIs(1));
-  EXPECT_THAT(warnings({}), testing::IsEmpty());
+  EXPECT_THAT(warnings({better, better, better}), ::testing::SizeIs(1));
+  EXPECT_THAT(warnings({}), ::testing::IsEmpty());
 }
 
 TEST(Ranking, AgreesWithScikitLearn) {

@@ -43,7 +43,7 @@ double fifty_steps(int ranks, const char* precision) {
   return train_on_ranks(config, ranks);
 }
 
-class Ranks : public testing::TestWithParam<int> {};
+class Ranks : public ::testing::TestWithParam<int> {};
 
 TEST_P(Ranks, LossInFP64IsThatOfOneRank) {
   static const double kAlone = fifty_steps(1, "fp64");
@@ -68,7 +68,7 @@ TEST_P(Ranks, TheSameRunTwiceHasTheSameBits) {
   EXPECT_EQ(run.read("first", "metrics.jsonl"), run.read("second", "metrics.jsonl"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Train, Ranks, testing::Values(2, 4));
+INSTANTIATE_TEST_SUITE_P(Train, Ranks, ::testing::Values(2, 4));
 
 ModelConfig small_model() {
   return resolve_model_config({.layers = 2, .width = 48, .heads = 4, .kv_heads = 2, .context = 24, .tied = false}, 257);

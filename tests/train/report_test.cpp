@@ -17,11 +17,11 @@ namespace dovetail::report_test {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::HasSubstr;
+using ::testing::Not;
 using Json = nlohmann::ordered_json;
 
-class Report : public testing::Test {
+class Report : public ::testing::Test {
  protected:
   Report() : folder_(fs::temp_directory_path() / ("dovetail-report-" + std::to_string(getpid()))) {
     fs::remove_all(folder_);
@@ -315,7 +315,7 @@ TEST_F(Report, RefusesWhatIsNoRunAndDamagedLinesByName) {
 
 TEST(ThinOut, KeepsShortCurvesWhole) {
   EXPECT_TRUE(thin_out({}, 8).empty());
-  EXPECT_THAT(thin_out({3, 1, 2}, 4), testing::ElementsAre(0, 1, 2));
+  EXPECT_THAT(thin_out({3, 1, 2}, 4), ::testing::ElementsAre(0, 1, 2));
   EXPECT_EQ(thin_out(std::vector<double>(8), 8).size(), 8);
 }
 
@@ -333,8 +333,8 @@ TEST(ThinOut, KeepsEndsSpikesAndOrderWithinTheLimit) {
       EXPECT_EQ(std::adjacent_find(kept.begin(), kept.end()), kept.end());
       EXPECT_EQ(kept.front(), 0);
       EXPECT_EQ(kept.back(), size - 1);
-      EXPECT_THAT(kept, testing::Contains(size / 3)) << size << " to " << limit;
-      EXPECT_THAT(kept, testing::Contains(size / 2)) << size << " to " << limit;
+      EXPECT_THAT(kept, ::testing::Contains(size / 3)) << size << " to " << limit;
+      EXPECT_THAT(kept, ::testing::Contains(size / 2)) << size << " to " << limit;
     }
   }
 }

@@ -8,7 +8,7 @@
 namespace dovetail::schedule_test {
 namespace {
 
-class EveryDecay : public testing::TestWithParam<const char*> {};
+class EveryDecay : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(EveryDecay, WarmsUpLinearlyThenNeverRisesAndStaysInRange) {
   const ScheduleSection schedule = {.warmup_steps = 10, .decay = GetParam(), .min_lr_ratio = 0.1};
@@ -24,7 +24,7 @@ TEST_P(EveryDecay, WarmsUpLinearlyThenNeverRisesAndStaysInRange) {
     previous = now;
   }
 }
-INSTANTIATE_TEST_SUITE_P(Schedule, EveryDecay, testing::Values("cosine", "linear", "wsd", "constant"));
+INSTANTIATE_TEST_SUITE_P(Schedule, EveryDecay, ::testing::Values("cosine", "linear", "wsd", "constant"));
 
 TEST(Schedule, FollowsItsFormulaAtChosenPoints) {
   const double lr = 2.0;

@@ -20,8 +20,8 @@ namespace dovetail::trainer_test {
 namespace {
 
 using test::train_alone;
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 Snapshot last_checkpoint(const RunConfig& config) { return read_latest_checkpoint(config.folder() / "checkpoints"); }
 
@@ -83,7 +83,7 @@ TEST(Train, LearnsAndLeavesItsFiles) {
   EXPECT_EQ(load_model(config.folder()).step, 60);
 }
 
-class EveryPrecision : public testing::TestWithParam<const char*> {};
+class EveryPrecision : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(EveryPrecision, AnInterruptedRunResumesBitForBit) {
   const test::TinyRun run;
@@ -115,7 +115,7 @@ TEST_P(EveryPrecision, AnInterruptedRunResumesBitForBit) {
   EXPECT_EQ(nlohmann::json::parse(run.read("parts", "machine.json"))["resumed_from"], nlohmann::json({1, 2, 3, 4, 5}));
 }
 INSTANTIATE_TEST_SUITE_P(Train, EveryPrecision,
-                         testing::Values("fp32", "bf16", "fp64", "mxfp8", "mxfp4_stochastic", "fp8_tensor_delayed",
+                         ::testing::Values("fp32", "bf16", "fp64", "mxfp8", "mxfp4_stochastic", "fp8_tensor_delayed",
                                          "fp8_block"));
 
 TEST(Train, MicroBatchesAndRecomputationChangeOnlyTheRounding) {

@@ -1,0 +1,12 @@
+# Make an installed FOLDER (bin/, lib/) independent of this machine: copies the libraries that Debian's packages gave the
+# build, and keeps of each file's run path what is relative to it.
+# usage: cmake -DFOLDER=build/wheel -DPYTHON=python -P cmake/relocate.cmake
+execute_process(COMMAND ${PYTHON} ${CMAKE_CURRENT_LIST_DIR}/../tools/bundle.py ${FOLDER}/lib COMMAND_ERROR_IS_FATAL ANY)
+file(GLOB files ${FOLDER}/bin/* ${FOLDER}/lib/libdovetail_*)
+foreach(file IN LISTS files)
+  file(READ_ELF ${file} RUNPATH path)
+  string(REPLACE ":" ";" path "${path}")
+  list(FILTER path INCLUDE REGEX "^\\$ORIGIN")
+  list(JOIN path ":" path)
+  file(RPATH_SET FILE ${file} NEW_RPATH "${path}")
+endforeach()
