@@ -42,7 +42,8 @@ PHRASES = [
 
 MARKER = re.compile(r"(?:#|//|<!--) ?words: (off|on)\b")
 WORD = re.compile(r"[^\W\d_]{2,}")
-SENTENCE = re.compile(r".+?(?:[.!?](?=[\s)\"']+[^a-z\s]|\s*$)|$)", re.DOTALL)
+# A sentence ends before a capital, and before the next value in `auto: the fastest. off: none`.
+SENTENCE = re.compile(r".+?(?:[.!?](?=[\s)\"']+(?:[^a-z\s]|\w+: )|\s*$)|$)", re.DOTALL)
 ITEM = re.compile(r"\s*(?:[-*] |\d+\. |\S+ {2,}\S)")
 STRING = r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])+'|(?<=\w)'"""  # the last alternative: 1'000'000
 SLASHES = re.compile(rf"(?P<code>(?:[^\"']|{STRING})*?)//[/!]*<?(?P<text>.*)")

@@ -79,6 +79,7 @@ PLAIN = [
     ("a.cpp", 'print("of the row that was there");\nprint("Of {}");\n'),
     ("a.py", 'def f(x):\n    """Returns x."""\n    return "What is not documentation, and of which nobody reads"\n'),
     ("docs/a.md", "What to expect:\n\n```\n# Of code, of which nothing is read\n```\n\nA key `those of`.\n"),
+    ("docs/a.md", "Split. " + "auto: the fastest of all the splits that were measured. " * 4 + "\n"),
     ("docs/a.md", "- one item without a full stop\n" * 20),
     ("data.txt", "Of which, of late.\n"),
 ]
