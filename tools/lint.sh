@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# `./dev lint`: formatting, layers, Python, and clang-tidy on what changed (or on everything with --all).
+# `./dev lint`: formatting, layers, Python, words, and clang-tidy on changed files.
+# --all runs clang-tidy on every file, --fast leaves it out.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-failures=0
+steps=0 failures=0
 check() { # name, command...
   local name=$1 start=$SECONDS
   shift
+  steps=$((steps + 1))
   if "$@"; then printf 'lint: %-14s ok (%d s)\n' "$name" $((SECONDS - start)) >&2
   else printf 'lint: %-14s FAILED\n' "$name" >&2; failures=$((failures + 1)); fi
 }
@@ -16,12 +18,14 @@ formatted() { sources | xargs -r clang-format --dry-run --Werror; }
 layers() { python tools/check_layers.py; }
 python_style() { ruff format -q --check . && ruff check -q .; }
 shell_syntax() { bash -n dev && bash -n .ci/run && bash -n tools/lint.sh && bash -n tests/bare.sh; }
+words() { python tools/check_words.py; }
 tidy() { python tools/tidy.py "$@"; }
 
 check clang-format formatted
 check layers layers
 check ruff python_style
 check shell shell_syntax
-check clang-tidy tidy "$@"
-printf '%d passed, %d failed\n' $((5 - failures)) $failures
+check words words
+[[ " $* " == *" --fast "* ]] || check clang-tidy tidy "$@"
+printf '%d passed, %d failed\n' $((steps - failures)) $failures
 [ $failures -eq 0 ]

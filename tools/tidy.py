@@ -2,7 +2,7 @@
 
 usage: tidy.py [--all] [FILE ...]
 
-Without arguments: the sources that the last commit or the uncommitted work changed.
+Without arguments: sources changed since the merge base with main, on main itself since the previous commit.
 """
 
 import concurrent.futures
@@ -13,19 +13,16 @@ import re
 import subprocess
 import sys
 
+import changes
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build/release"
 LIMIT = 12  # files a run: one takes up to 40 s, since clang cannot read g++'s precompiled header
 
 
-def git(*arguments: str) -> list[str]:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.split() if done.returncode == 0 else []
-
-
 def changed_sources() -> list[str]:
-    names = set(git("diff", "--name-only", "HEAD")) | set(git("ls-files", "-o", "--exclude-standard"))
-    names |= set(git("diff", "--name-only", "HEAD~1", "HEAD"))
+    revision, _ = changes.base(ROOT)
+    names = changes.changed_lines(ROOT, revision)
     return sorted(n for n in names if n.endswith(".cpp") and n.startswith("dovetail/"))
 
 

@@ -47,17 +47,17 @@ class BenchCommand : public Command {
  public:
   std::string name() const override { return "bench"; }
   std::string summary() const override {
-    return "Measure what the ranks' network and processors do, for `dovetail simulate`";
+    return "Measure network and processors of the ranks, for `dovetail simulate`";
   }
   std::string example() const override { return "dovetail launch -n 2 bench comm --out cost.json"; }
 
   void declare(Arguments& arguments) override {
-    arguments.positional("what", &what_, "What to measure: comm").is_required().one_of({"comm"});
+    arguments.positional("what", &what_, "Measurement: comm").is_required().one_of({"comm"});
     arguments.option("--out", "FILE", &out_, "Write the cost model here (JSON)").completes(Completion::kFile);
-    arguments.option("--tokens", "N", &tokens_, "Tokens of a rank in the layer of experts that is compared (2048)")
+    arguments.option("--tokens", "N", &tokens_, "Tokens of each rank in the measured layer of experts (2048)")
         .range(8, 1e6);
-    arguments.option("--width", "C", &width_, "Its width (256)").range(1, 1e5);
-    arguments.option("--hidden", "H", &hidden_, "Its experts' hidden width (512)").range(1, 1e6);
+    arguments.option("--width", "C", &width_, "Width of the layer of experts (256)").range(1, 1e5);
+    arguments.option("--hidden", "H", &hidden_, "Hidden width of the layer's experts (512)").range(1, 1e6);
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 

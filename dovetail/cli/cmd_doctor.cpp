@@ -107,9 +107,7 @@ std::vector<Problem> find_problems(const Machine& m, const Gpu& gpu) {
 class DoctorCommand : public Command {
  public:
   std::string name() const override { return "doctor"; }
-  std::string summary() const override {
-    return "Say what this machine can do, with measured rates, and what is wrong";
-  }
+  std::string summary() const override { return "Report this machine's measured rates and its problems"; }
   std::string example() const override { return "dovetail doctor --json"; }
 
   void declare(Arguments& arguments) override { arguments.flag("--json", json_, "Print the result as JSON"); }

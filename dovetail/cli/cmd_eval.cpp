@@ -21,7 +21,7 @@ class EvalCommand : public Command {
  public:
   std::string name() const override { return "eval"; }
   std::string summary() const override {
-    return "Measure a trained model: validation loss, tasks; how well a recommender ranks";
+    return "Measure a trained model: validation loss, tasks, the ranking of a recommender";
   }
   std::string example() const override { return "dovetail eval runs/quickstart --task arc_easy.jsonl --shots 5"; }
 
@@ -31,23 +31,23 @@ class EvalCommand : public Command {
         .completes(Completion::kFolder);
     arguments
         .option("--data", "PATH", &data_,
-                "Prepared folder whose validation split is read; of a recommender files of rows, repeatable (the run's "
-                "own)")
+                "Prepared folder whose validation split is read; for a recommender: files of rows, repeatable (the "
+                "run's own data)")
         .completes(Completion::kFile);
-    arguments.option("--split", "NAME", &rows_.split, "Of a recommender's files (validation; all of --data)")
+    arguments.option("--split", "NAME", &rows_.split, "Split of a recommender's files (validation; with --data all)")
         .one_of({"train", "validation", "all"});
-    arguments.option("--max-rows", "N", &rows_.max_rows, "The first N rows for a recommender; 0: all (0)")
+    arguments.option("--max-rows", "N", &rows_.max_rows, "First N rows to read, for a recommender; 0: all (0)")
         .range(0, 1e15);
     arguments
         .option("--predictions", "FILE", &rows_.predictions,
-                "CSV to write: file, row and the probability of each task, of a recommender")
+                "CSV to write, for a recommender: file, row and the probability of each task")
         .completes(Completion::kFile);
     arguments
         .option("--max-tokens", "N", &max_tokens_, "Evenly spread windows of about N tokens; 0: the whole split (0)")
         .range(0, 1e15);
     arguments.option("--task", "FILE", &tasks_, "Multiple-choice task, JSONL of context, choices, answer; repeatable")
         .completes(Completion::kFile);
-    arguments.option("--shots", "N", &choice_.shots, "Solved items of the task put before each question (0)")
+    arguments.option("--shots", "N", &choice_.shots, "Solved items of the task before each question (0)")
         .range(0, 1000);
     arguments.option("--limit", "N", &choice_.max_items, "Only the first N items of each task; 0: all (0)")
         .range(0, 1e9);

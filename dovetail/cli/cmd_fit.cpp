@@ -57,12 +57,12 @@ void declare_models(Arguments& arguments, FitOptions& options) {
                    &logistic = model_of("logistic").defaults, &pca = model_of("pca").defaults;
   arguments
       .option("--target", "COLUMN", &options.target,
-              "the column to predict, by its name (c and its number where the file has none)")
+              "column to predict, by its name (c and its number if the file has no names)")
       .goes_with({"linear", "logistic"})
       .is_required();
   arguments
       .option("--l2", "L", &options.l2,
-              fmt::format("L |w|^2 is added to the sum of squares ({}), or L |w|^2 / 2 to the sum of losses ({})",
+              fmt::format("adds L |w|^2 to the sum of squares ({}), or L |w|^2 / 2 to the sum of losses ({})",
                           linear.l2, logistic.l2))
       .goes_with({"linear", "logistic"})
       .range(0, 1e30);
@@ -74,22 +74,22 @@ void declare_models(Arguments& arguments, FitOptions& options) {
       .one_of({"full", "diag"});
   arguments
       .option("--init", "NAME|FILE", &options.init,
-              fmt::format("where k-means starts, of whose clusters the first components are made, as in dovetail "
-                          "kmeans ({})",
+              fmt::format("start of k-means, whose clusters give the first components, as in dovetail kmeans ({})",
                           gmm.init))
       .goes_with({"gmm"})
       .completes(Completion::kFile);
   arguments
       .option("--regularization", "R", &options.regularization,
-              fmt::format("is added to every variance ({})", gmm.regularization))
+              fmt::format("value added to each variance ({})", gmm.regularization))
       .goes_with({"gmm"})
       .range(0, 1e30);
   arguments.option("--components", "N", &options.components, fmt::format("directions ({})", pca.components))
       .goes_with({"pca"})
       .range(1, 1 << 20);
   arguments
-      .option("--iterations", "N", &options.iterations,
-              fmt::format("at most ({}, {}, {})", gmm.iterations, logistic.iterations, pca.iterations))
+      .option(
+          "--iterations", "N", &options.iterations,
+          fmt::format("maximum number of iterations ({}, {}, {})", gmm.iterations, logistic.iterations, pca.iterations))
       .goes_with({"gmm", "logistic", "pca"})
       .range(1, 1e9);
   arguments
@@ -146,7 +146,7 @@ class FitCommand : public Command {
   void declare(Arguments& arguments) override {
     arguments
         .positional("model", &model_,
-                    "gmm (a mixture of normal distributions), linear or logistic (regression, on any number of "
+                    "gmm (mixture of normal distributions), linear or logistic (regression, for any number of "
                     "classes), pca (principal components)")
         .is_required()
         .one_of({"gmm", "linear", "logistic", "pca"});

@@ -35,15 +35,17 @@ class GenerateCommand : public Command {
         .is_required()
         .completes(Completion::kFolder);
     arguments.option("--prompt", "TEXT", &prompt_, "Text to continue; without it, a new document");
-    arguments.option("--tokens", "N", &options_.max_tokens, "Tokens to add at most (200)").range(0, 1e9);
+    arguments.option("--tokens", "N", &options_.max_tokens, "Maximum number of tokens to add (200)").range(0, 1e9);
     arguments
         .option("--temperature", "T", &options_.temperature,
-                "Below 1 safer, above 1 wilder, 0 the most likely token (0.8)")
+                "Sampling temperature. Below 1: safer; above 1: wilder; 0: always the most likely token (0.8)")
         .range(0, 100);
-    arguments.option("--top-k", "K", &options_.top_k, "Only among the K most likely tokens; 0: all (0)").range(0, 1e9);
-    arguments.option("--top-p", "P", &options_.top_p, "Only among the most likely tokens that hold this share (1)")
+    arguments.option("--top-k", "K", &options_.top_k, "Choose among the K most likely tokens; 0: all (0)")
+        .range(0, 1e9);
+    arguments
+        .option("--top-p", "P", &options_.top_p, "Choose among the most likely tokens with this total probability (1)")
         .range(1e-6, 1);
-    arguments.option("--seed", "N", &seed_, "The same seed gives the same text (0)").range(0, 9e15);
+    arguments.option("--seed", "N", &seed_, "Seed; the same seed gives the same text (0)").range(0, 9e15);
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 

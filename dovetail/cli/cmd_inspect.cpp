@@ -30,7 +30,7 @@ class InspectCommand : public Command {
  public:
   std::string name() const override { return "inspect"; }
   std::string summary() const override {
-    return "Say what a run, checkpoint, data folder, safetensors or tokenizer file holds; verify it";
+    return "Describe and verify a run, checkpoint, data folder, safetensors or tokenizer file";
   }
   std::string example() const override { return "dovetail inspect runs/quickstart/checkpoints/step-00001000"; }
 

@@ -36,27 +36,28 @@ class KMeansCommand : public Command {
     arguments.option("--k", "K", &k_, "Clusters").is_required().range(1, 1 << 24);
     arguments
         .option("--init", "NAME|FILE", &init_,
-                "Where centres start: k-means++, k-means-parallel, random, first, or a table of K rows (k-means++)")
+                "Start of the centres: k-means++, k-means-parallel, random, first, or a table of K rows (k-means++)")
         .completes(Completion::kFile);
-    arguments.option("--iterations", "N", &iterations_, "At most (300)").range(1, 1e9);
+    arguments.option("--iterations", "N", &iterations_, "Maximum number of iterations (300)").range(1, 1e9);
     arguments
         .option("--tolerance", "T", &tolerance_,
-                "Stop when the centres moved by less: squared, T times the mean variance of the columns (1e-4; with "
-                "--batch 0)")
+                "Stop when the squared move of the centres is below T times the mean variance of the columns (1e-4; "
+                "with --batch 0)")
         .range(0, 1e30);
     arguments
         .option("--batch", "N", &batch_.batch,
-                "Mini-batches: an iteration looks at N rows only; 0: at all, which is Lloyd's algorithm (0)")
+                "Rows per mini-batch. Each iteration reads only N rows. 0: all rows, which is Lloyd's algorithm (0)")
         .range(0, 1e15);
     arguments
         .option("--patience", "N", &patience_,
-                "With --batch, stop after N iterations without a better smoothed inertia; 0: never (10)")
+                "Stop after N iterations without a better smoothed inertia, with --batch; 0: never (10)")
         .range(0, 1e9);
     arguments
         .option("--empty", "WHAT", &empty_,
-                "A centre without rows: reseed with the farthest row, or keep (reseed; with --batch keep)")
+                "Treatment of a centre without rows: reseed with the farthest row, or keep (reseed; with --batch keep)")
         .one_of({"reseed", "keep"});
-    arguments.option("--seed", "N", &seed_, "Of the initial centres and of the silhouette's sample (0)").range(0, 9e15);
+    arguments.option("--seed", "N", &seed_, "Seed of the initial centres and of the silhouette's sample (0)")
+        .range(0, 9e15);
     table_.declare_workers(arguments);
     arguments.option("--out", "FOLDER", &out_, "Folder of the run (runs/kmeans-<name of the file>)")
         .completes(Completion::kFolder);

@@ -59,9 +59,9 @@ class LaunchCommand : public Command {
 
   void declare(Arguments& arguments) override {
     arguments.option("-n,--ranks", "N", &ranks_, "Ranks on this machine").is_required().range(1, 4096);
-    arguments.option("--nodes", "N", &nodes_, "Machines; run the same line on each (1)").range(1, 65536);
+    arguments.option("--nodes", "N", &nodes_, "Number of machines; run the same line on each (1)").range(1, 65536);
     arguments.option("--master", "HOST:PORT", &master_,
-                     "Where all machines meet: an address of one of them, for --nodes > 1");
+                     "Address of one machine where all machines meet, for --nodes > 1");
     arguments
         .option("--max-restarts", "N", &max_restarts_, "Restarts after a rank dies, each from the last checkpoint (3)")
         .range(0, 1e6);

@@ -31,35 +31,36 @@ class PlanCommand : public Command {
  public:
   std::string name() const override { return "plan"; }
   std::string summary() const override {
-    return "Plan the memory of a config's training step, say whether it fits, or plan and check a recorded step";
+    return "Plan the memory of a config's training step, check if it fits, or plan and check a recorded step";
   }
   std::string example() const override { return "dovetail plan configs/quickstart.toml --set memory.budget=0.5x"; }
 
   void declare(Arguments& arguments) override {
     arguments
-        .positional("step", &step_,
-                    "A training config (TOML), whose step is recorded; or a recorded step: graph.json, as "
-                    "docs/design/plan.md describes it")
+        .positional(
+            "step", &step_,
+            "Training config (TOML) whose step is recorded, or a recorded step: graph.json, as in docs/design/plan.md")
         .is_required()
         .completes(Completion::kFile);
     arguments.option("--set", "KEY=VALUE", &request_.overrides,
                      "Override a key of the config, as section.key=value; repeatable");
     arguments.option("--budget", "BYTES", &request_.budget,
-                     "Memory of the device: 6GiB, or 0.5x of the peak with everything kept (memory.budget; the graph's "
-                     "own)");
+                     "Memory budget: 6GiB, or 0.5x of the peak with everything kept (memory.budget; the graph's own)");
     arguments.flag("--fits", fits_,
-                   "Of a config: say whether it fits here, and the largest batch that does; exit 1 if not");
-    arguments.flag("--layers", request_.layers, "Say what was decided in each layer, and why");
-    arguments.flag("--curve", request_.curve, "Solve for several budgets: the time of a step against its memory");
-    arguments.option("--without", "NAME", &without_, "Of a graph: leave a technique out; may be given again")
+                   "For a config: report if it fits on this machine, and the largest batch that does; exit 1 if not");
+    arguments.flag("--layers", request_.layers, "Show the decision for each layer, and its reason");
+    arguments.flag("--curve", request_.curve, "Solve for several budgets, and show the step time against the memory");
+    arguments.option("--without", "NAME", &without_, "For a graph: leave a technique out; repeatable")
         .one_of({"offload", "recompute", "compress", "algorithms", "across-steps"});
-    arguments.option("--time-limit", "S", &request_.time_limit_s, "Seconds of solving (memory.solve_s; 10 of a graph)")
+    arguments
+        .option("--time-limit", "S", &request_.time_limit_s,
+                "Time limit of the search in seconds (memory.solve_s; 10 for a graph)")
         .range(0.01, 3600);
     arguments
         .option("--out", "FILE", &request_.out,
-                "Write the plan (.json); of a config also graph.json beside it, or both into a folder")
+                "Write the plan (.json). For a config: also write graph.json next to it, or both into a folder")
         .completes(Completion::kFile);
-    arguments.option("--check", "PLAN", &check_, "Check this plan of a graph instead, and simulate it")
+    arguments.option("--check", "PLAN", &check_, "Check and simulate this plan of a graph instead of planning")
         .completes(Completion::kFile);
     arguments.flag("--json", request_.json, "Print the result as JSON");
   }

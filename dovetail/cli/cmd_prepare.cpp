@@ -45,7 +45,7 @@ class PrepareCommand : public Command {
         .option("--tokenizer", "KIND|FILE", &tokenizer_,
                 "bytes, bpe or sentencepiece (trained on the text), or a tokenizer.json or .model to use")
         .completes(Completion::kFile);
-    arguments.option("--vocab-size", "N", &vocab_size_, "Size of a tokenizer that is trained (2048)").range(1, 1e7);
+    arguments.option("--vocab-size", "N", &vocab_size_, "Vocabulary size of a trained tokenizer (2048)").range(1, 1e7);
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 

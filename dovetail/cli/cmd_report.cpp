@@ -16,7 +16,7 @@ class ReportCommand : public Command {
   std::string example() const override { return "dovetail report runs/quickstart"; }
 
   void declare(Arguments& arguments) override {
-    arguments.positional("run", &run_, "Folder of the run; one that is still training too")
+    arguments.positional("run", &run_, "Folder of the run, which may still be training")
         .is_required()
         .completes(Completion::kFolder);
     arguments.flag("--json", json_, "Print the result as JSON");

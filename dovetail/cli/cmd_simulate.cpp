@@ -18,13 +18,13 @@ class SimulateCommand : public Command {
   }
 
   void declare(Arguments& arguments) override {
-    arguments.positional("what", &what_, "What to simulate: moe or hybrid").is_required().one_of({"moe", "hybrid"});
+    arguments.positional("what", &what_, "Simulation: moe or hybrid").is_required().one_of({"moe", "hybrid"});
     Arguments moe, hybrid;
     moe_.declare(moe);
     hybrid_.declare(hybrid);
     arguments.add_only_for("moe", moe);
     arguments.add_only_for("hybrid", hybrid);
-    arguments.option("--plot", "FILE", &plot_, "Draw the time by number of ranks, or nodes (SVG)")
+    arguments.option("--plot", "FILE", &plot_, "Draw the time by number of ranks or nodes (SVG)")
         .completes(Completion::kFile);
     arguments.flag("--json", json_, "Print the result as JSON");
   }

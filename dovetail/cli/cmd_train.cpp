@@ -12,7 +12,7 @@ namespace {
 class TrainCommand : public Command {
  public:
   std::string name() const override { return "train"; }
-  std::string summary() const override { return "Train a model from a config, or go on with a run that was stopped"; }
+  std::string summary() const override { return "Train a model from a config, or continue a stopped run"; }
   std::string example() const override { return "dovetail train configs/quickstart.toml --set train.steps=500"; }
 
   void declare(Arguments& arguments) override {
@@ -23,8 +23,8 @@ class TrainCommand : public Command {
                      "Override a key of the config, as section.key=value; repeatable");
     arguments.flag("--dry-run", dry_run_, "Print parameters, FLOPs and the memory estimate, then stop");
     arguments.flag("--fresh,--no-resume", fresh_,
-                   "Start over: remove the run's checkpoints instead of going on from the last one");
-    arguments.flag("--quiet", quiet_, "No progress, only warnings and errors");
+                   "Start over: remove the run's checkpoints instead of continuing from the last one");
+    arguments.flag("--quiet", quiet_, "Print no progress, only warnings and errors");
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 

@@ -211,10 +211,12 @@ void SimulateHybrid::declare(Arguments& arguments) {
       .completes(Completion::kFile);
   arguments.option("--set", "KEY=VALUE", &overrides_,
                    "Override a key of the cluster, such as job.grain=4096 or network.merge=ranks; repeatable");
-  arguments.option("--nodes", "N", &nodes_, "Studies on one to so many nodes (6)").range(1, 256);
-  arguments.option("--most-nodes", "N", &most_nodes_, "Scale to so many, rows in proportion (1024)").range(1, 1 << 16);
+  arguments.option("--nodes", "N", &nodes_, "Maximum number of nodes in the studies (6)").range(1, 256);
+  arguments
+      .option("--most-nodes", "N", &most_nodes_, "Maximum number of nodes to scale to, with rows in proportion (1024)")
+      .range(1, 1 << 16);
   arguments.option("--runs", "N", &runs_, "Runs of each case, for their variance (200)").range(2, 1e6);
-  arguments.option("--seed", "N", &seed_, "Of the noise (0)").range(0, 9e15);
+  arguments.option("--seed", "N", &seed_, "Seed of the noise (0)").range(0, 9e15);
   arguments.option("--report", "FILE", &report_, "Write tables, pictures and verdicts as a page (HTML)")
       .completes(Completion::kFile);
 }

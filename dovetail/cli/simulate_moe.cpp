@@ -66,19 +66,22 @@ void SimulateMoe::declare(Arguments& arguments) {
   arguments.option("--cost", "FILE", &cost_, "Cost model, as `dovetail bench comm --out` writes it")
       .is_required()
       .completes(Completion::kFile);
-  arguments.option("--ranks", "N", &ranks_, "Ranks").is_required().range(1, 4096);
+  arguments.option("--ranks", "N", &ranks_, "Number of ranks").is_required().range(1, 4096);
   arguments
-      .option("--experts", "E", &experts_, "Experts; of fewer than ranks, the ranks are a multiple (as many as ranks)")
+      .option("--experts", "E", &experts_,
+              "Number of experts. If smaller than the number of ranks, a divisor of it (as many as ranks)")
       .range(1, 1e5);
-  arguments.option("--tokens", "T", &tokens_, "Tokens of a rank (4096)").range(1, 1e8);
+  arguments.option("--tokens", "T", &tokens_, "Tokens of each rank (4096)").range(1, 1e8);
   arguments.option("--width", "C", &width_, "Width of the model (1024)").range(1, 1e6);
   arguments.option("--hidden", "H", &hidden_, "Hidden width of an expert (4096)").range(1, 1e7);
-  arguments.option("--top-k", "K", &top_k_, "Experts of a token (2)").range(1, 1024);
-  arguments.option("--skew", "Z", &skew_, "Load: expert i in proportion to (i + 1)^-Z (0: even)").range(0, 10);
+  arguments.option("--top-k", "K", &top_k_, "Experts of each token (2)").range(1, 1024);
+  arguments.option("--skew", "Z", &skew_, "Skew of the load: expert i in proportion to (i + 1)^-Z (0: even)")
+      .range(0, 10);
   arguments
-      .option("--payload", "NAME", &payload_, "Rows to the experts: fp32, bf16 or mxfp8; others bf16, or fp32 (bf16)")
+      .option("--payload", "NAME", &payload_,
+              "Format of rows to the experts: fp32, bf16 or mxfp8; other rows are bf16, or fp32 (bf16)")
       .one_of({"fp32", "bf16", "mxfp8"});
-  arguments.option("--most-shadowed", "S", &most_shadowed_, "Shadow up to this many experts (8)").range(0, 4096);
+  arguments.option("--most-shadowed", "S", &most_shadowed_, "Maximum number of shadowed experts (8)").range(0, 4096);
 }
 
 void SimulateMoe::run(const std::string& plot, bool json) const {

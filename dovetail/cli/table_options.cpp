@@ -55,29 +55,31 @@ void TableOptions::declare_data(Arguments& arguments) {
       .is_required()
       .completes(Completion::kFile);
   arguments.option("--drop-columns", "LIST", &drop_columns_, "Columns to leave out, from 0, such as 0,3");
-  arguments.option("--bad-values", "WHAT", &bad_values_, "What is no number: error, zero, or skip its row (error)")
+  arguments
+      .option("--bad-values", "WHAT", &bad_values_,
+              "Treatment of a value that is no number: error, zero, or skip its row (error)")
       .one_of({"error", "zero", "skip"});
 }
 
 void TableOptions::declare_workers(Arguments& arguments) {
-  arguments.option("--threads", "N", &threads_, "Threads; 0: as torch has them (0)").range(0, 4096);
+  arguments.option("--threads", "N", &threads_, "Number of threads; 0: torch's setting (0)").range(0, 4096);
   arguments.option("--executors", "LIST", &executors_,
-                   "Executors that share the rows by their measured speeds, each of so many threads on cores of its "
-                   "own, or GPUs, such as cpu:2,cpu:1,cuda:0 (none: --threads share them alike)");
+                   "Executors that share the rows by their measured speeds, such as cpu:2,cpu:1,cuda:0. Each is a "
+                   "number of threads on cores of its own, or a GPU (none: --threads share the rows equally)");
   arguments
       .option("--share", "HOW", &share_,
-              "Among executors: stealing (by speed, and who is done helps), affine (by speed), or static (by threads) "
+              "Shares of executors: stealing (by speed, and idle ones help), affine (by speed), or static (by threads) "
               "(stealing)")
       .one_of({"stealing", "affine", "static"});
   arguments
       .option("--verify", "N", &verify_,
-              "Of every N pieces of work compute one on two executors and compare; 0: none (0)")
+              "Compute one of every N pieces of work on two executors and compare; 0: none (0)")
       .range(0, 1e9);
   arguments
       .option("--timeout", "SECONDS", &timeout_s_,
-              "Of several nodes (dovetail launch), one that the others wait for so long is taken for dead (300)")
+              "Time after which a silent node counts as dead, with several nodes (dovetail launch) (300)")
       .range(0.1, 1e6);
-  arguments.flag("--fresh", fresh_, "Start over, where a job of the same options was stopped");
+  arguments.flag("--fresh", fresh_, "Start over instead of continuing a stopped job with the same options");
 }
 
 void TableOptions::check() const {

@@ -13,15 +13,15 @@ void PhaseConfig::describe(Section& s) {
 }
 
 void TokenizerConfig::describe(Section& s) {
-  s.value("kind", kind, "How text becomes tokens").choices({"bytes", "bpe", "sentencepiece"});
+  s.value("kind", kind, "Method that turns text into tokens").choices({"bytes", "bpe", "sentencepiece"});
   s.value("path", path, "tokenizer.json or SentencePiece model to use; empty: train one on the training text");
-  s.value("vocab_size", vocab_size, "Size of a vocabulary that is trained").unit("tokens").range(257, 1000000);
-  s.value("split", split, "How a trained bpe cuts text into words").choices({"gpt2", "llama3"});
+  s.value("vocab_size", vocab_size, "Vocabulary size of a trained tokenizer").unit("tokens").range(257, 1000000);
+  s.value("split", split, "Rule by which a trained bpe splits text into words").choices({"gpt2", "llama3"});
 }
 
 void DataConfig::describe(Section& s) {
   s.value("text", text, "Files, folders and globs that `dovetail prepare` reads");
-  s.value("file_list", file_list, "Instead of text: a file that names one `root<TAB>relative path` a line");
+  s.value("file_list", file_list, "File that replaces text: one `root<TAB>relative path` per line");
   s.value("path", path, "Prepared folder; default data/<run.name>");
   s.value("text_field", text_field, "Field of .jsonl and column of Parquet that holds the text");
   s.value("validation_fraction", validation_fraction, "Share of the text held out for validation").range(0, 0.5);
@@ -31,8 +31,8 @@ void DataConfig::describe(Section& s) {
   s.value("deduplicate", deduplicate, "Drop documents whose content was seen before");
   s.value("max_document_bytes", max_document_bytes, "Skip larger documents; 0: no limit").unit("bytes").range(0, 1e15);
   s.section("tokenizer", tokenizer, "The tokenizer of `dovetail prepare`");
-  s.list("mixture", mixture, "Instead of path: several prepared folders, mixed by weight");
-  s.list("phase", phase, "Later mixtures, each from a fraction of the run on");
+  s.list("mixture", mixture, "Several prepared folders in place of path, mixed by weight");
+  s.list("phase", phase, "Later mixtures. Each begins at a fraction of the run");
 }
 
 }  // namespace dovetail

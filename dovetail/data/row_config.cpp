@@ -113,89 +113,95 @@ std::string SparseConfig::feature_name() const {
 void DenseConfig::describe(Section& s) {
   s.value("columns", columns, "Columns of numbers").required();
   s.value("missing", missing,
-          "A number that is not there (an empty field, a null, a NaN of Parquet) is taken for 0, for the mean of the "
-          "training rows, or makes its row a bad one")
+          "Treatment of a missing number (an empty field, a null, a NaN in Parquet). zero: use 0. mean: use the mean "
+          "of the training rows. bad_row: treat its row as bad")
       .choices({"zero", "mean", "bad_row"});
   s.value("transform", transform,
-          "none; log1p: ln(1 + max(x, 0)); standard: (x - mean) / deviation, both of the training rows")
+          "Function of each number. log1p: ln(1 + max(x, 0)). standard: (x - mean) / deviation, both computed over the "
+          "training rows")
       .choices({"none", "log1p", "standard"});
 }
 
 void SparseConfig::describe(Section& s) {
   s.value("name", name, "Name of the feature; default: its column, or its columns joined by _x_");
   s.value("columns", columns,
-          "Column of ids (a list in Parquet gives several); several columns: one id of all (a cross)")
+          "Column of ids; a list in Parquet gives several ids. Several columns are combined into one id (a cross)")
       .required();
   s.value("ids", ids,
-          "hash: XXH64 of the id's text, modulo num_rows if that is not 0; integer: the column holds rows of the "
-          "table, or its keys")
+          "Conversion of ids to rows. hash: XXH64 of the id's text, modulo num_rows if num_rows is not 0. integer: the "
+          "column holds row numbers, or keys if num_rows is 0")
       .choices({"hash", "integer"});
   s.value("num_rows", num_rows, "Rows of the table; 0: 64-bit keys, for a table without a fixed vocabulary")
       .unit("rows")
       .range(0, 1e12);
   s.value("max_rows", max_rows,
-          "num_rows = 0: the most rows that the table may have; [embedding.dynamic] says which ids get one")
+          "Maximum rows of a table with num_rows = 0. [embedding.dynamic] decides which ids get a row")
       .unit("rows")
       .range(0, 2147483646);
   s.value("max_bytes", max_bytes,
-          "max_rows: the most memory, such as 64MiB, that a table of the feature takes on all ranks: rows, their "
-          "optimizer's state, the map of ids, max_candidates; the smaller of both caps holds; empty: any");
+          "Maximum memory of a table with max_rows on all ranks, such as 64MiB. It covers rows, their optimizer state, "
+          "the map of ids and max_candidates. The smaller limit of max_rows and max_bytes applies. Empty: no limit");
   s.value("separator", separator, "Character between the ids of a text; empty: the text is one id");
-  s.value("weights", weights, "Column with a number for each id, in the same form; empty: all weigh 1");
-  s.value("max_length", max_length, "Ids of a list that are kept; 0: all").unit("ids").range(0, 1e9);
-  s.value("keep", keep, "Which of a list's ids max_length keeps").choices({"last", "first"});
+  s.value("weights", weights, "Column with a weight for each id, in the same form as the ids; empty: each weight is 1");
+  s.value("max_length", max_length, "Maximum number of ids to keep from a list; 0: all").unit("ids").range(0, 1e9);
+  s.value("keep", keep, "End of the list that max_length keeps").choices({"last", "first"});
   s.value("sequence", sequence,
-          "A sequence of events, at most max_length long: position i of all sequences of a row is one event, and a row "
-          "whose sequences differ in length is a bad one. din, dien and can read each event, other models pool them");
+          "The ids are a sequence of events, at most max_length long. Position i of all sequences of a row is one "
+          "event. A row whose sequences differ in length is bad. The models din, dien and can read each event, other "
+          "models pool events");
   s.value("table", table,
           "Feature whose table this one shares, with the same ids and num_rows; empty: a table of its own");
   s.value("missing", missing,
-          "A column that is empty or null gives no id (empty), the id of an empty text (value), or a bad row")
+          "Treatment of a column that is empty or null. empty: no id. value: the id of an empty text. bad_row: treat "
+          "the row as bad")
       .choices({"empty", "value", "bad_row"});
-  s.value(
-       "dim", dim,
-       "Elements of an embedding; 0: recommender.dim, which dlrm, deepfm, sequences that a model reads and what they "
-       "share tables with must have")
+  s.value("dim", dim,
+          "Elements of an embedding. 0: recommender.dim. dlrm, deepfm, sequences that a model reads and features that "
+          "share their tables require recommender.dim")
       .range(0, 65536);
-  s.value(
-       "pooling", pooling,
-       "The ids of a bag: their rows' sum or mean, or none: the rows of max_length of them side by side, zeros where "
-       "there are fewer; empty: embedding.pooling")
+  s.value("pooling", pooling,
+          "Pooling of a bag's rows: their sum or mean. none: max_length rows side by side, padded with zeros. Empty: "
+          "embedding.pooling")
       .choices({"", "sum", "mean", "none"});
 }
 
 void RowsConfig::describe(Section& s) {
-  s.value("files", files, "Files and globs (* ? [...]), in this order; those of a glob by name");
+  s.value("files", files,
+          "Files and globs (* ? [...]), read in this order. Files of one glob are read in the order of their names");
   s.value("format", format, "auto: by extension (.parquet, .tsv, .csv)").choices({"auto", "parquet", "tsv", "csv"});
   s.value("delimiter", delimiter, "Character between fields; default: a tab for tsv, a comma for csv");
-  s.value("header", header, "The first line of each text names its columns");
-  s.value("columns", columns, "Names of the columns of text without a header");
-  s.value("label", label, "One a task: a column with numbers from 0 to 1, or `column > number`");
+  s.value("header", header, "The first line of each text file names its columns");
+  s.value("columns", columns, "Column names for text files without a header");
+  s.value("label", label, "Labels, one per task: a column with numbers from 0 to 1, or `column > number`");
   s.value("missing_label", missing_label,
-          "A row with a label that is empty is dropped and counted; mask: kept, with NaN for the label, if another of "
-          "its labels is there; bad_row: a bad row")
+          "Treatment of a row with an empty label. drop: drop and count it. mask: keep it, with NaN for the label, if "
+          "it has another label. bad_row: treat it as a bad row")
       .choices({"drop", "mask", "bad_row"});
-  s.value("group", group, "Column whose equal values are ranked together by GAUC, such as a user; empty: none");
+  s.value("group", group, "Column that groups rows for GAUC, such as a user; empty: no groups");
   s.list("dense", dense, "Columns of numbers");
   s.list("sparse", sparse, "Features with ids: single, bags, sequences, crosses");
   s.value("day", day,
-          "Column with each row's day, rising (20130131, 2013-01-31): the run goes through the rows once, and before "
-          "it trains on a day it measures itself on it. Statistics of numbers are of the first day; batches end with "
-          "the day; empty: any order, several times, and a share held out");
+          "Column with each row's day, in rising order (20130131, 2013-01-31). The run reads the rows once, and "
+          "evaluates on each day before it trains on it. Statistics of numbers come from the first day. A batch ends "
+          "with its day. Empty: rows in any order, read several times, a share held out");
   s.value("validation_fraction", validation_fraction,
-          "Share of the rows held out: the last ones as the files hold them, bad rows and those without label counted; "
-          "does nothing with rows.day")
+          "Share of the rows held out: the last rows in file order. Bad rows and rows without a label count as rows. "
+          "Not used with rows.day")
       .range(0, 0.9);
-  s.value("shuffle_window", shuffle_window,
-          "Rows that follow one another in the files and are shuffled together; 1: the order of the files")
+  s.value("shuffle_window", shuffle_window, "Consecutive rows that are shuffled together; 1: file order")
       .unit("rows")
       .range(1, 1e9)
       .word("all", 0);
-  s.value("bad_row", bad_row, "A row of the wrong width, with a bad number or an id out of range is fatal or skipped")
+  s.value("bad_row", bad_row,
+          "Treatment of a row with the wrong width, a bad number or an id out of range: stop with an error, or skip "
+          "the row")
       .choices({"error", "skip"});
-  s.value("max_bad_rows", max_bad_rows, "With bad_row = \"skip\": more of them are fatal").unit("rows").range(1, 1e12);
-  s.value("threads", threads, "Threads of a rank that decode").range(1, 256);
-  s.value("cache_bytes", cache_bytes, "Decoded rows are kept if all of them fit, and else decoded again every epoch")
+  s.value("max_bad_rows", max_bad_rows,
+          "Maximum number of rows to skip with bad_row = \"skip\". More of them stop the run with an error")
+      .unit("rows")
+      .range(1, 1e12);
+  s.value("threads", threads, "Decoding threads of each rank").range(1, 256);
+  s.value("cache_bytes", cache_bytes, "Memory for decoded rows. If not all rows fit, each epoch decodes them anew")
       .unit("bytes")
       .range(0, 1e15);
 }

@@ -153,18 +153,21 @@ void resolve_vocab(ModelConfig& c, int64_t tokenizer_vocab) {
 }  // namespace
 
 void ModelConfig::describe(Section& s) {
-  s.value("preset", preset, "Where the model's keys start; a key given beside it wins").choices(preset_names());
+  s.value("preset", preset, "Model that gives the defaults of the other keys. A key that is given too takes priority")
+      .choices(preset_names());
   s.value("layers", layers, "Transformer blocks").range(1, 10000);
   s.value("width", width, "Elements of the residual stream").range(1, 1 << 20);
   s.value("heads", heads, "Query heads").range(1, 1 << 16);
-  s.value("kv_heads", kv_heads, "Key and value heads (grouped-query attention); divides heads; 0: as many as heads")
+  s.value("kv_heads", kv_heads,
+          "Key and value heads (grouped-query attention), a divisor of heads; 0: as many as heads")
       .range(0, 1 << 16);
   s.value("head_dim", head_dim, "Elements of a head; 0: width / heads").range(0, 1 << 16);
   s.value("ffn_width", ffn_width,
-          "Hidden elements of the feed-forward; 0: 4 * width, for swiglu 8/3 * width rounded up to a multiple of 64")
+          "Hidden elements of the feed-forward. 0: 4 * width, or for swiglu 8/3 * width rounded up to a multiple of 64")
       .range(0, 1 << 24);
-  s.value("context", context, "Longest sequence").range(1, 1 << 24).unit("tokens");
-  s.value("vocab_size", vocab_size, "Rows of the embedding; 0: the tokenizer's, rounded up to a multiple of 64")
+  s.value("context", context, "Maximum length of a sequence").range(1, 1 << 24).unit("tokens");
+  s.value("vocab_size", vocab_size,
+          "Rows of the embedding; 0: vocabulary of the tokenizer, rounded up to a multiple of 64")
       .range(0, 1 << 28)
       .unit("tokens");
   s.value("norm", norm, "Normalisation before attention, feed-forward and head").choices(kNorms);
@@ -173,12 +176,14 @@ void ModelConfig::describe(Section& s) {
       .choices(kActivations);
   s.value("positions", positions, "Rotary positions in attention, or a learned embedding added at the input")
       .choices(kPositions);
-  s.value("rotary_fraction", rotary_fraction, "Leading part of each head that is rotated").range(0, 1);
+  s.value("rotary_fraction", rotary_fraction, "Fraction of each head that is rotated, from its first element")
+      .range(0, 1);
   s.value("rotary_theta", rotary_theta, "Base of the rotary frequencies").above(0);
-  s.value("bias", bias, "Biases in every Linear but the head, and in layernorm");
-  s.value("tied", tied, "The head is the embedding's matrix");
-  s.value("init_std", init_std,
-          "Standard deviation of initial matrices; projections into the residual stream get this / sqrt(2 * layers)")
+  s.value("bias", bias, "Add biases to layernorm and to each Linear except the head");
+  s.value("tied", tied, "Use the embedding's matrix as the head");
+  s.value(
+       "init_std", init_std,
+       "Standard deviation of initial matrices. Projections into the residual stream use init_std / sqrt(2 * layers)")
       .above(0);
   s.section("moe", moe, "Mixture of experts in place of feed-forwards");
 }

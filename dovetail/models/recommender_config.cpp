@@ -68,34 +68,37 @@ void check_sequences(const RecommenderConfig& config, const RecommenderInputs& i
 
 void RecommenderConfig::describe(Section& s) {
   s.value("model", model,
-          "wide_deep (Cheng et al. 2016), deepfm (Guo et al. 2017), dlrm (Naumov et al. 2019), dcnv2 (Wang et al. "
-          "2021); with sequences din (Zhou et al. 2018), dien (Zhou et al. 2019) or can (Bian et al. 2022); for "
-          "several labels mmoe (Ma et al. 2018); empty: this run trains no recommender")
+          "Architecture: wide_deep (Cheng et al. 2016), deepfm (Guo et al. 2017), dlrm (Naumov et al. 2019) or dcnv2 "
+          "(Wang et al. 2021). For sequences: din (Zhou et al. 2018), dien (Zhou et al. 2019) or can (Bian et al. "
+          "2022). For several labels: mmoe (Ma et al. 2018). Empty: train no recommender")
       .choices({"", "wide_deep", "deepfm", "dlrm", "dcnv2", "din", "dien", "can", "mmoe"});
   s.value("dim", dim, "Elements of an embedding").range(1, 65536);
-  s.value("bottom", bottom, "dlrm: hidden widths of the dense features' tower, whose last layer has dim").range(1, 1e6);
-  s.value("deep", deep, "Hidden widths of the deep part; of dlrm's top; of each of mmoe's tasks").range(1, 1e6);
-  s.value("cross_layers", cross_layers, "dcnv2: cross layers").range(1, 100);
-  s.value("cross_rank", cross_rank, "dcnv2: rank of a cross layer's matrix; 0: a full one").range(0, 1e6);
-  s.value(
-       "grain", grain,
-       "Samples that the dense part takes at a time: its sums have the same bits for every train.micro_batch that is "
-       "a multiple of it")
+  s.value("bottom", bottom, "dlrm: hidden widths of the tower for dense features. Its last layer has dim elements")
+      .range(1, 1e6);
+  s.value("deep", deep, "Hidden widths of the deep part, of dlrm's top part, or of each task's part in mmoe")
+      .range(1, 1e6);
+  s.value("cross_layers", cross_layers, "dcnv2: number of cross layers").range(1, 100);
+  s.value("cross_rank", cross_rank, "dcnv2: rank of a cross layer's matrix; 0: full rank").range(0, 1e6);
+  s.value("grain", grain,
+          "Samples that the dense part processes at a time. Its sums have the same bits for each train.micro_batch "
+          "that is a multiple of grain")
       .unit("samples")
       .range(1, 1e9);
-  s.value("cross", cross, "dcnv2: the deep part beside the cross layers (parallel) or on top of them (stacked)")
+  s.value("cross", cross,
+          "dcnv2: place of the deep part, next to the cross layers (parallel) or on top of them (stacked)")
       .choices({"parallel", "stacked"});
   s.value("attention", attention, "din: hidden widths of the local activation unit").range(1, 1e6);
   s.value("interest", interest, "dien: elements of the states of its two recurrent layers").range(1, 65536);
-  s.value("auxiliary", auxiliary, "dien: hidden widths of what tells the next event from another sample's")
+  s.value("auxiliary", auxiliary,
+          "dien: hidden widths of the network that distinguishes the next event from an event of another sample")
       .range(1, 1e6);
   s.value("auxiliary_weight", auxiliary_weight, "dien: weight of the auxiliary loss; 0: none").range(0, 1e6);
   s.value("micro", micro, "can: widths of the micro-MLP, from its input to its output").range(1, 4096);
   s.value("orders", orders, "can: the micro-MLP reads its input's powers up to this one").range(1, 8);
   s.value("co_action", co_action,
-          "can: pairs \"item * sequence\", the feature whose id gives the micro-MLP and the sequence that it reads; "
-          "empty: every sequence with the feature whose table it shares");
-  s.value("experts", experts, "mmoe: experts that the tasks share").range(1, 4096);
+          "can: pairs \"item * sequence\". The item's id selects the micro-MLP, which reads the sequence. Empty: each "
+          "sequence, paired with the feature whose table it shares");
+  s.value("experts", experts, "mmoe: number of experts that the tasks share").range(1, 4096);
   s.value("expert", expert, "mmoe: widths of an expert's layers").range(1, 1e6);
   s.value("task_weights", task_weights, "mmoe: weights of the tasks' losses, in the order of rows.label; empty: 1 each")
       .range(0, 1e6);

@@ -76,55 +76,64 @@ void check_second_expert(const Config& c) {
 }  // namespace
 
 void Config::describe(Section& s) {
-  s.value("experts", experts, "Feed-forwards of a block of which each token takes k; 0: a dense model").range(0, 65536);
-  s.value("router", router, "How a token's experts are chosen: docs/models.md says what each does")
-      .choices(strings(kRouterNames));
-  s.value("k", k, "Experts a token goes to").range(1, 65536);
-  s.value("ffn_width", ffn_width, "Hidden elements of an expert; 0: model.ffn_width").range(0, 1 << 24);
-  s.value("shared_experts", shared_experts, "Experts that every token goes to besides, as one feed-forward as wide")
+  s.value("experts", experts, "Number of experts in a block. Each token uses k of them. 0: a dense model")
       .range(0, 65536);
-  s.value("every", every, "The last of every so many blocks has experts, the others are dense").range(1, 10000);
-  s.value("score", score, "What a token's logits become: softmax over the experts, or sigmoid of each")
+  s.value("router", router, "Method that chooses a token's experts. docs/models.md describes each method")
+      .choices(strings(kRouterNames));
+  s.value("k", k, "Number of experts that process each token").range(1, 65536);
+  s.value("ffn_width", ffn_width, "Hidden elements of an expert; 0: model.ffn_width").range(0, 1 << 24);
+  s.value("shared_experts", shared_experts,
+          "Additional experts that process every token. They form one feed-forward of their total width")
+      .range(0, 65536);
+  s.value("every", every,
+          "Interval of blocks with experts. The last block of each interval has experts, the others are dense")
+      .range(1, 10000);
+  s.value("score", score, "Function of a token's logits: softmax over the experts, or sigmoid of each logit")
       .choices(strings(kScoreNames));
   s.value("normalize", normalize,
-          "The k weights add to 1 over all choices (before dropping), over those not dropped (after), or are the "
-          "scores (none); with k = 1 they are the scores")
+          "Normalization of a token's k weights. before: all choices sum to 1, before dropping. after: choices that "
+          "are not dropped sum to 1. none: weights are the scores. With k = 1 weights are always the scores")
       .choices(strings(kNormalizeNames));
-  s.value("scale", scale, "Factor of the weights").above(0);
-  s.value("num_groups", num_groups, "Equal groups of neighbouring experts").range(1, 65536);
-  s.value("top_groups", top_groups, "A token's experts lie in so many groups").range(1, 65536);
-  s.value("group_score", group_score, "By which groups are chosen: the sum of their two best scores, or the best")
+  s.value("scale", scale, "Factor that multiplies the weights").above(0);
+  s.value("num_groups", num_groups, "Number of equal groups of neighbouring experts").range(1, 65536);
+  s.value("top_groups", top_groups, "Number of groups that a token's experts come from").range(1, 65536);
+  s.value("group_score", group_score,
+          "Score of a group: the sum of its two best scores (top2), or its best score (max)")
       .choices(strings(kGroupScoreNames));
   s.value("drop", drop,
-          "What happens beyond an expert's capacity: the last choices are dropped, those of the lowest "
-          "score, or nothing")
+          "Choices to drop beyond an expert's capacity: the last ones (position), the ones with the lowest scores "
+          "(probability), or none")
       .choices(strings(kDropNames));
-  s.value("slot_order", slot_order, "Who comes first: all first choices, then all second (choice), or token by token")
+  s.value("slot_order", slot_order,
+          "Order in which choices get slots: all first choices, then all second choices (choice), or token by token "
+          "(token)")
       .choices(strings(kSlotOrderNames));
-  s.value("batch_prioritized", batch_prioritized, "Tokens of the highest scores come first");
-  s.value("capacity_rule", capacity_rule, "The system whose rule gives the capacity: docs/models.md lists them")
+  s.value("batch_prioritized", batch_prioritized, "Give slots to the tokens with the highest scores first");
+  s.value("capacity_rule", capacity_rule, "System whose rule gives the capacity. docs/models.md lists the rules")
       .choices(strings(kCapacityRuleNames));
   s.value("capacity_factor", capacity_factor,
-          "Slots of an expert over an even share; tutel: 0 as many as needed, below 0 as needed up to that factor");
+          "Slots of an expert, divided by its even share of the choices. tutel: 0 gives as many slots as needed, a "
+          "negative factor limits them to its magnitude");
   s.value("pad_to_capacity", pad_to_capacity,
-          "Every expert gets as many rows as its capacity, zeros behind those it has: all sizes are known, so ranks "
-          "exchange rows alone. false: the rows there are (dropless); results are the same");
+          "Pad each expert's rows with zeros to its capacity. Sizes are then known in advance, and ranks exchange only "
+          "rows. false: keep the actual number of rows (dropless). Results are the same");
   s.value("second_expert", second_expert,
-          "Of k = 2 in training: always there, or dropped where twice its weight is below a random number (GShard)")
+          "Second expert in training with k = 2. always: used. random: dropped where twice its weight is below a "
+          "random number (GShard)")
       .choices({"always", "random"});
-  s.value("draw_frees_slot", draw_frees_slot, "A second expert dropped so leaves its slot to the next token");
+  s.value("draw_frees_slot", draw_frees_slot,
+          "A second expert that second_expert drops leaves its slot to the next token");
   s.value("bias_update_rate", bias_update_rate,
-          "After each step every expert's bias, by which experts are chosen, moves by so much towards an even load "
-          "(DeepSeek-V3: 0.001)")
+          "Change of each expert's selection bias after each step, towards an even load (DeepSeek-V3: 0.001)")
       .range(0, 1e6);
   s.value("load_loss", load_loss,
-          "Coefficient of the load-balancing loss, 1 at perfect balance, of top_k and noisy_top_k; below 0: 0.01 with "
-          "these, none with the others")
+          "Coefficient of the load-balancing loss of top_k and noisy_top_k. The loss is 1 at perfect balance. Below 0: "
+          "0.01 for these two routers, none for the others")
       .range(-1, 1e6);
-  s.value("load_count", load_count, "The choices that it counts").choices(strings(kLoadCountNames));
+  s.value("load_count", load_count, "Choices that the load-balancing loss counts").choices(strings(kLoadCountNames));
   s.value("load_scope", load_scope,
-          "Over which tokens it is even: a micro-batch's on each rank, each sequence's (DeepSeek-V3), or those of all "
-          "ranks and of the step's micro-batches so far (Qiu et al. 2025)")
+          "Tokens over which the loss balances the load. micro_batch: the micro-batch of each rank. sequence: each "
+          "sequence (DeepSeek-V3). global_batch: all ranks and the step's micro-batches so far (Qiu et al. 2025)")
       .choices(strings(kLoadScopeNames));
   s.value("importance_loss", importance_loss,
           "Coefficient of the squared variation of the experts' summed weights (noisy_top_k)")

@@ -32,7 +32,7 @@ gradient = { format = "e5m2" }
 
 [[recipe]]
 name = "mxfp8_floor"
-help = "mxfp8 with OCP v1.0's scales, under which the top of a binade saturates: to see the difference"
+help = "mxfp8 with OCP v1.0's scales, which saturate the top of a binade: for comparison"
 weight = { scale_mode = "floor" }
 activation = { scale_mode = "floor" }
 gradient = { scale_mode = "floor" }
@@ -173,29 +173,29 @@ OperandRecipe& LinearRecipe::of(Operand operand) {
 const OperandRecipe& LinearRecipe::of(Operand operand) const { return const_cast<LinearRecipe*>(this)->of(operand); }
 
 void RecipeSection::OperandSection::describe(Section& s) {
-  s.value("format", format, "Elements; none: high precision, as the rest of the model")
+  s.value("format", format, "Format of the elements; none: high precision, as in the rest of the model")
       .choices({"none", "e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "mxint8"});
-  s.value(
-       "blocks", blocks,
-       "Elements that share a scale: microscaling's 1x32 along the reduction, or 32x32 of a weight; FP8's 1x128 along "
-       "the reduction, 128x128 of a weight, or the whole tensor")
+  s.value("blocks", blocks,
+          "Elements that share a scale. Microscaling: 1x32 along the reduction, or 32x32 of a weight. FP8: 1x128 along "
+          "the reduction, 128x128 of a weight, or the whole tensor")
       .choices(std::vector<std::string>(kBlocks.begin(), kBlocks.end()));
   s.value("scale_mode", scale_mode,
-          "How a scale follows from the block's largest magnitude: round_up (arXiv 2506.08027), floor (OCP v1.0), ceil "
-          "and even (as torchao) make powers of two; float32, which fills the format's range, is FP8's only")
+          "Rule for a scale by the block's largest magnitude. Powers of two: round_up (arXiv 2506.08027), floor (OCP "
+          "v1.0), ceil and even (as in torchao). float32: a scale that fills the format's range, only for FP8")
       .choices({"round_up", "floor", "ceil", "even", std::string(kFloat32)});
   s.value("history", history,
-          "Delayed scaling of whole tensors: the largest magnitude of so many earlier steps sets the scale; 0: the "
-          "tensor's own does")
+          "Delayed scaling of whole tensors: number of earlier steps whose largest magnitude sets the scale; 0: the "
+          "tensor's own magnitude")
       .unit("steps")
       .range(0, 65536);
-  s.value("rounding", rounding, "Of elements; stochastic for gradients only").choices({"nearest_even", "stochastic"});
+  s.value("rounding", rounding, "Rounding of elements; stochastic is only for gradients")
+      .choices({"nearest_even", "stochastic"});
 }
 
 void RecipeSection::describe(Section& s) {
-  s.value("name", name, "What precision.recipe and precision.override call it").required();
-  s.value("help", help, "What it is for");
-  s.value("high_precision_ends", high_precision_ends, "Blocks at either end of the model that are not quantized")
+  s.value("name", name, "Name for precision.recipe and precision.override").required();
+  s.value("help", help, "Purpose of the recipe");
+  s.value("high_precision_ends", high_precision_ends, "Blocks at each end of the model that are not quantized")
       .range(0, 1e6);
   s.section("weight", weight, "Weights of Linears");
   s.section("activation", activation, "Inputs of Linears");

@@ -155,7 +155,7 @@ void RunSection::describe(Section& s) {
   s.value("name", name, "Name of the run; its folder is runs/<name>");
   s.value("folder", folder, "Run folder in place of runs/<name>");
   s.value("seed", seed, "Seed of initialisation, data order and samples").range(0, 9e15);
-  s.value("device", device, "Where to train; auto takes a GPU if this build can use one")
+  s.value("device", device, "Device to train on. auto: a GPU if this build can use one, else the CPU")
       .choices({"auto", "cpu", "cuda"});
   s.value("threads", threads, "CPU threads of a rank; 0: the machine's cores divided by its ranks").range(0, 4096);
 }
@@ -166,10 +166,10 @@ void TrainSection::describe(Section& s) {
       .range(1, kManySteps)
       .word("pass", kPass);
   s.value("batch", batch, "Samples of a step, over all ranks and micro-batches").unit("samples").range(1, 1e9);
-  s.value(
-       "micro_batch", micro_batch,
-       "Samples at once on a rank (gradient accumulation); 0: all of the rank's; auto: of a recommender, whose results "
-       "do not depend on it, the fastest of all, halves, quarters and eighths in some steps before the first")
+  s.value("micro_batch", micro_batch,
+          "Samples per rank at a time (gradient accumulation). 0: all samples of the rank. auto: the fastest of all, "
+          "halves, quarters and eighths, measured in some steps before the first. auto is for recommenders, whose "
+          "results do not depend on it")
       .unit("samples")
       .range(0, 1e9)
       .word("auto", kAuto);
@@ -177,84 +177,87 @@ void TrainSection::describe(Section& s) {
           "Recompute each block in backward instead of keeping its activations: less memory, about a third more time");
   s.value("clip", clip, "Global gradient norm above which gradients are scaled down; 0: no clipping").range(0, 1e9);
   s.value("max_skipped_steps", max_skipped_steps,
-          "Steps in a row with a NaN or infinite loss or gradient (each is skipped) before the run stops")
+          "Consecutive steps with a NaN or infinite loss or gradient before the run stops. Each such step is skipped")
       .unit("steps")
       .range(1, 1e6);
   s.value("bucket_bytes", bucket_bytes, "Size of a gradient all-reduce that overlaps with backward")
       .unit("bytes")
       .range(1024, 1e10);
-  s.value(
-       "init_noise", init_noise,
-       "Noise added to the initial matrices, as a share of their deviation: the spread of runs that differ in nothing "
-       "else is what a difference between recipes is held against")
+  s.value("init_noise", init_noise,
+          "Noise added to the initial matrices, as a share of their deviation. Runs that differ only in noise show the "
+          "spread to compare a difference between recipes with")
       .range(0, 1);
-  s.value("time_limit_s", time_limit_s, "Save and stop after this long; 0: no limit").unit("s").range(0, 1e9);
+  s.value("time_limit_s", time_limit_s, "Save and stop after this time; 0: no limit").unit("s").range(0, 1e9);
 }
 
 void CommSection::describe(Section& s) {
-  s.value(
-       "timeout_s", timeout_s,
-       "How long a rank may be silent in a collective, or in finding the others, before the job ends and names it; a "
-       "dead one is noticed at once")
+  s.value("timeout_s", timeout_s,
+          "Maximum time that a rank may be silent in a collective, or while the ranks find each other. Then the job "
+          "ends and names the rank. A dead rank is noticed at once")
       .unit("s")
       .range(1, 1e5);
 }
 
 void ParallelSection::describe(Section& s) {
-  s.value(
-       "expert", expert,
-       "Ranks that the experts of every layer are spread over; it divides the ranks of the job, and the gradients of "
-       "experts are summed over those that hold the same ones")
+  s.value("expert", expert,
+          "Ranks over which the experts of each layer are spread, a divisor of the job's ranks. Gradients of experts "
+          "are summed over ranks that hold the same experts")
       .unit("ranks")
       .range(1, 65536);
   s.value("expert_tensor", expert_tensor,
-          "Ranks that one expert is cut over, along its hidden elements; 0: 1, or as many as give all ranks an expert")
+          "Ranks over which one expert is cut, along its hidden elements; 0: 1, or as many as give all ranks an expert")
       .unit("ranks")
       .range(0, 65536);
   s.value("r", r,
-          "Ranks that a token's row goes to for one expert (Tutel's r), a divisor of expert_tensor: the experts' other "
-          "slices are gathered. expert_tensor: none are; 0: rows stay and every rank gathers all experts")
+          "Ranks that receive a token's row for one expert (Tutel's r), a divisor of expert_tensor. Other slices of "
+          "the expert are gathered. The value of expert_tensor: no slice is gathered. 0: rows stay on their rank, and "
+          "every rank gathers all experts")
       .unit("ranks")
       .range(0, 65536)
       .word("auto", kAuto);
-  s.value("overlap", overlap, "Chunks of tokens whose all-to-all overlaps with the experts of another chunk")
+  s.value("overlap", overlap,
+          "Number of token chunks. The all-to-all of one chunk overlaps with the experts of another")
       .range(1, 8)
       .word("auto", kAuto);
   s.value("shadow", shadow,
-          "Experts with the most tokens of late that every rank gathers, so that their tokens stay (FasterMoE)")
+          "Number of experts, by highest recent load, that every rank gathers. Their tokens stay on their rank "
+          "(FasterMoE)")
       .range(0, 65536)
       .word("auto", kAuto);
-  s.value("all_to_all", all_to_all, "linear: every rank to every other; 2dh: inside nodes first, then between them")
+  s.value("all_to_all", all_to_all,
+          "Route of rows. linear: from each rank to each other. 2dh: within nodes first, then between nodes")
       .choices({"linear", "2dh", "auto"});
   s.value("ranks_per_node", ranks_per_node,
-          "Neighbours that are a node to 2dh and to auto; 0: the ranks of this machine")
+          "Number of neighbouring ranks that form a node for 2dh and auto; 0: the ranks of this machine")
       .unit("ranks")
       .range(0, 65536);
-  s.value("dispatch", dispatch, "How tokens travel to their experts; mxfp8: as codes with their scales, rounded")
+  s.value("dispatch", dispatch, "Format in which tokens are sent to their experts; mxfp8: rounded to codes with scales")
       .choices({"unchanged", "fp32", "bf16", "mxfp8"});
-  s.value("combine", combine, "How the experts' results travel back").choices({"unchanged", "fp32", "bf16", "mxfp8"});
-  s.value(
-      "costs", costs,
-      "What auto goes by: a file of costs as configs/clusters has; without one the ranks measure theirs at the start "
-      "(dovetail bench comm)");
-  s.value("choose_every", choose_every, "Steps after which auto and shadow look at the load again")
+  s.value("combine", combine, "Format in which the experts' results are sent back")
+      .choices({"unchanged", "fp32", "bf16", "mxfp8"});
+  s.value("costs", costs,
+          "File of costs for auto, as in configs/clusters. Empty: the ranks measure their costs at the start (dovetail "
+          "bench comm)");
+  s.value("choose_every", choose_every, "Steps between two choices of auto and shadow by the load")
       .unit("steps")
       .range(1, kManySteps);
 }
 
 void BalanceSection::describe(Section& s) {
   s.value("mode", mode,
-          "Shares of a step's micro-batches (train.micro_batch). off: ranks have the same number of samples; fixed: "
-          "shares; auto: in proportion to how fast each rank computes, measured in every step")
+          "Division of a step's micro-batches (train.micro_batch) among ranks. off: the same number of samples for "
+          "each rank. fixed: by shares. auto: in proportion to each rank's speed, measured in every step")
       .choices({"off", "fixed", "auto"});
-  s.value("shares", shares, "fixed: micro-batches of each rank, together those of the global batch").range(1, 1e9);
-  s.value("gain", gain, "auto: shares move where a step would compute for a shorter time by more than this part of it")
+  s.value("shares", shares,
+          "fixed: micro-batches of each rank. Their sum is the number of micro-batches in the global batch")
+      .range(1, 1e9);
+  s.value("gain", gain, "auto: minimum reduction of a step's compute time, as a share of it, for which shares change")
       .range(0, 0.9);
 }
 
 void OptimizerSection::describe(Section& s) {
-  s.value("name", name, "AdamW (Loshchilov and Hutter 2019), FP32 master weights under BF16").choices({"adamw"});
-  s.value("lr", lr, "Highest learning rate, after the warm-up").above(0);
+  s.value("name", name, "AdamW (Loshchilov and Hutter 2019), with FP32 master weights in BF16 runs").choices({"adamw"});
+  s.value("lr", lr, "Maximum learning rate, after the warm-up").above(0);
   s.value("betas", betas, "Decay rates of the first and second moment").range(0, 1);
   s.value("eps", eps, "Added to the square root of the second moment").above(0);
   s.value("weight_decay", weight_decay, "Decoupled decay of matrices; norms and biases have none").range(0, 10);
@@ -263,8 +266,8 @@ void OptimizerSection::describe(Section& s) {
 void ScheduleSection::describe(Section& s) {
   s.value("warmup_steps", warmup_steps, "Steps of linear warm-up from zero").unit("steps").range(0, kManySteps);
   s.value("decay", decay,
-          "After the warm-up: cosine or linear to the end of the run; wsd: constant, then linear over the last part; "
-          "constant")
+          "Decay after the warm-up. cosine and linear: to the end of the run. wsd: constant, then linear over the last "
+          "part. constant: no decay")
       .choices({"cosine", "linear", "wsd", "constant"});
   s.value("min_lr_ratio", min_lr_ratio, "Learning rate at the end of the decay, as a share of optimizer.lr")
       .range(0, 1);
@@ -272,53 +275,51 @@ void ScheduleSection::describe(Section& s) {
 }
 
 void PrecisionSection::describe(Section& s) {
-  s.value(
-      "recipe", recipe,
-      fmt::format("auto: bf16 where a 50 ms probe of matrix products says that it is faster, else fp32; fp64 is for "
-                  "exactness tests. The others compute in bf16 with the Linears of all blocks quantized: {}; or one "
-                  "of precision.recipes",
-                  fmt::join(quantizing_recipes(), "; ")));
-  s.value(
-       "gemm", gemm,
-       "Products of quantized Linears. emulated: of the numbers that the codes stand for, everywhere; native: of the "
-       "codes themselves by cuBLASLt, MXFP8 on GPUs of compute capability 10 and later (compiles, never run)")
+  s.value("recipe", recipe,
+          fmt::format("auto: bf16 if a 50 ms probe of matrix products measures it as faster, else fp32. fp64: for "
+                      "exactness tests. The other recipes compute in bf16 and quantize the Linears of all blocks: {}; "
+                      "or a recipe of precision.recipes",
+                      fmt::join(quantizing_recipes(), "; ")));
+  s.value("gemm", gemm,
+          "Products of quantized Linears. emulated: multiply the decoded numbers, on any device. native: multiply the "
+          "codes by cuBLASLt, for MXFP8 on GPUs of compute capability 10 and later (compiles, never run)")
       .choices({"emulated", "native"});
-  s.list("override", overrides, "Linears with another recipe; the last that matches decides");
+  s.list("override", overrides, "Linears with another recipe. The last match applies");
   s.list("recipes", recipes, "Recipes of your own");
 }
 
 void PrecisionOverride::describe(Section& s) {
   s.value("layers", layers, "Globs over the names of Linears, such as \"blocks.0.*\" or \"*.ffn.down\"").required();
-  s.value("tensors", tensors, "Which of their tensors: weight, activation, gradient");
+  s.value("tensors", tensors, "Tensors of these Linears: weight, activation, gradient");
   s.value("recipe", recipe, "bf16 (not quantized), or a quantizing recipe as in precision.recipe").required();
 }
 
 void MemorySection::describe(Section& s) {
-  s.value(
-      "budget", budget,
-      "Memory that a training step may take: bytes (6GiB) or a share of the step's peak with everything kept (0.5x); "
-      "what is kept, made again or moved is decided after seven steps, of which the first three take what they take "
-      "without. Empty: no plan");
+  s.value("budget", budget,
+          "Maximum memory of a training step: bytes (6GiB), or a share of the step's peak with everything kept (0.5x). "
+          "After seven steps the planner decides what to keep, recompute or offload. The first three steps use as much "
+          "memory as without a budget. Empty: no plan");
   s.value("folder", folder,
-          "Folder of the disk that tensors are moved to beyond the budget; empty: to memory that is not counted. With "
-          "one also the first three steps run in little memory, slowly");
+          "Folder on the disk to offload tensors to. Empty: offload to memory that the budget does not count. With a "
+          "folder the first three steps also use little memory, and are slow");
   s.value("allow", allow,
-          "What a plan may do beside keeping what a step makes: move it to the slow tier (offload), make it again "
-          "(recompute), keep it as microscaling codes where all that reads it later makes the same codes of it "
-          "(compress), run operations by slower algorithms that need less memory (algorithms). None of these changes a "
-          "result. compress_mxfp8 does, from the fourth step on: activations may wait for backward in MXFP8")
+          "Techniques that a plan may use. offload: copy to the slow tier. recompute: repeat an operation in backward. "
+          "compress: keep microscaling codes of a tensor if all its later readers quantize it to the same codes. "
+          "algorithms: slower algorithms that need less memory. None of these changes a result. compress_mxfp8 changes "
+          "results from the fourth step on: activations may wait for backward in MXFP8")
       .choices(PlannedStep::technique_names());
-  s.value("solve_s", solve_s, "Seconds of looking for the fastest plan").unit("s").range(0.1, 3600);
+  s.value("solve_s", solve_s, "Time limit of the search for the fastest plan").unit("s").range(0.1, 3600);
 }
 
 void CheckpointSection::describe(Section& s) {
   s.value("every_steps", every_steps, "Steps between checkpoints; 0: only at the end")
       .unit("steps")
       .range(0, kManySteps);
-  s.value("keep", keep, "Newest checkpoints that stay, beside those that they build on").range(1, 1e6);
-  s.value("full_every", full_every,
-          "Every so many checkpoints of a recommender are full, the first of a process among them; those between are "
-          "deltas: of the tables they hold the rows that changed since the checkpoint before. 1: all are full")
+  s.value("keep", keep, "Newest checkpoints to keep, in addition to the checkpoints that they build on").range(1, 1e6);
+  s.value(
+       "full_every", full_every,
+       "Interval of full checkpoints of a recommender. The first checkpoint of a process is full. Checkpoints between "
+       "full ones are deltas: they hold only table rows that changed since the previous checkpoint. 1: all are full")
       .range(1, 1e6);
 }
 
@@ -327,11 +328,13 @@ void EvalSection::describe(Section& s) {
       .unit("steps")
       .range(0, kManySteps);
   s.value("max_tokens", max_tokens,
-          "Tokens of the validation split read while training; the last evaluation reads all. 0: always all")
+          "Tokens of the validation split that an evaluation reads while training. The last evaluation reads all "
+          "tokens. 0: always all")
       .unit("tokens")
       .range(0, 1e15);
   s.value("max_rows", max_rows,
-          "The same of a recommender's validation rows, the first ones; with rows.day the first of each day")
+          "Validation rows of a recommender that an evaluation reads while training, from the first. The last "
+          "evaluation reads all rows. With rows.day: the first rows of each day. 0: always all")
       .unit("rows")
       .range(0, 1e15);
 }
@@ -339,40 +342,39 @@ void EvalSection::describe(Section& s) {
 void LogSection::describe(Section& s) {
   s.value("tensorboard", tensorboard, "Write TensorBoard event files");
   s.value("quantization_every", quantization_every,
-          "Steps between records of what quantization did to each tensor, where Linears are quantized; 0: none")
+          "Steps between records of quantization statistics of each tensor, if Linears are quantized; 0: none")
       .unit("steps")
       .range(0, kManySteps);
-  s.value("experts_every", experts_every,
-          "Steps between records of how tokens spread over the experts, where there are any; 0: none")
+  s.value("experts_every", experts_every, "Steps between records of the load of the experts, if there are any; 0: none")
       .unit("steps")
       .range(0, kManySteps);
   s.value("tables_every", tables_every,
-          "Steps between records of keys admitted, refused and evicted, where tables have no fixed vocabulary; 0: none")
+          "Steps between records of keys admitted, refused and evicted, if tables have no fixed vocabulary; 0: none")
       .unit("steps")
       .range(0, kManySteps);
   s.value("trace_steps", trace_steps, "Steps recorded as Chrome/Perfetto traces, trace-<step>.json")
       .unit("steps")
       .range(1, kManySteps);
-  s.value("sample_prompts", sample_prompts, "Continued by the trained model at the end, into the report");
+  s.value("sample_prompts", sample_prompts, "Prompts that the trained model continues at the end, for the report");
   s.value("sample_tokens", sample_tokens, "Length of a sample").unit("tokens").range(1, 1e6);
 }
 
 void RunConfig::describe(Section& s) {
-  s.section("run", run, "What this run is called and where it runs");
-  s.section("model", model, "The transformer; a preset is where it starts");
+  s.section("run", run, "Name, folder, seed, device and threads of the run");
+  s.section("model", model, "The transformer. A preset gives the defaults of the other keys");
   s.section("data", data, "Text, tokenizer and mixture");
-  s.section("recommender", recommender, "A model of events in place of a transformer; what [rows] names is its input");
+  s.section("recommender", recommender, "A model of events in place of a transformer. [rows] names its input");
   s.section("rows", rows, "The table that a recommender learns from");
   s.section("embedding", embedding, "The tables of a recommender's sparse features");
   s.section("train", train, "Length, batch and limits of the run");
-  s.section("optimizer", optimizer, "How weights are updated");
+  s.section("optimizer", optimizer, "Update of the weights");
   s.section("schedule", schedule, "Learning rate over the run");
   s.section("precision", precision, "Number formats of training");
   s.section("memory", memory, "Training within a memory budget, on a CPU (docs/design/plan.md)");
-  s.section("checkpoint", checkpoint, "What is saved, when");
+  s.section("checkpoint", checkpoint, "Checkpoints of the run");
   s.section("eval", eval, "Validation while training");
   s.section("log", log, "Events, traces and samples");
-  s.section("comm", comm, "Ranks and how they talk");
+  s.section("comm", comm, "Communication between ranks");
   s.section("parallel", parallel, "Experts over ranks");
   s.section("balance", balance, "Uneven shares of a step for ranks of unequal speed");
 }

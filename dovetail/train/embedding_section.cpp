@@ -62,21 +62,21 @@ void check_embedding(const RunConfig& config) {
 }
 
 void DynamicSection::describe(Section& s) {
-  s.value(
-       "admission", admission,
-       "Which ids get a row: always (each), count (in the step in which it has occurred min_count times), probability "
-       "(each occurrence draws)")
+  s.value("admission", admission,
+          "Ids that get a row. always: each id. count: an id that has occurred min_count times, in that same step. "
+          "probability: each occurrence draws at random")
       .choices({"always", "count", "probability"});
-  s.value("min_count", min_count, "count: occurrences, those of the step counted").range(1, 1e12);
-  s.value("max_candidates", max_candidates, "count: ids of a table that are counted without having a row")
+  s.value("min_count", min_count, "count: occurrences before an id gets a row, including the current step")
+      .range(1, 1e12);
+  s.value("max_candidates", max_candidates, "count: maximum number of ids of a table that are counted without a row")
       .range(1, 2147483646);
-  s.value("probability", probability, "probability: of an occurrence").range(1e-9, 1);
+  s.value("probability", probability, "probability: chance of each occurrence to get a row").range(1e-9, 1);
   s.value("eviction", eviction,
-          "Which rows leave, with their state: none, age (not seen for max_age steps), frequency (the rarest, down to "
-          "keep_rows; then all counts are halved)")
+          "Rows that leave a table, with their state. age: rows not seen for max_age steps. frequency: the rarest "
+          "rows, down to keep_rows; then all counts are halved")
       .choices({"none", "age", "frequency"});
   s.value("evict_steps", evict_steps, "Steps between evictions").unit("steps").range(1, kManySteps);
-  s.value("max_age", max_age, "Steps after which a row, or a candidate, that was not seen leaves")
+  s.value("max_age", max_age, "Steps without an occurrence after which a row or a candidate leaves")
       .unit("steps")
       .range(1, kManySteps);
   s.value("keep_rows", keep_rows, "frequency: rows of a table that stay").unit("rows").range(0, 2147483646);
@@ -84,70 +84,71 @@ void DynamicSection::describe(Section& s) {
 
 void EmbeddingOverride::describe(Section& s) {
   s.value("tables", tables,
-          "Names of tables, as embedding_plan.json has them: a feature's, <feature>.wide, <item>*<sequence>.micro or "
-          ".input; * and ? stand for any text and character")
+          "Names of tables, as in embedding_plan.json: a feature's name, <feature>.wide, <item>*<sequence>.micro or "
+          ".input. * stands for any text, ? for any character")
       .required();
-  s.value("optimizer", optimizer, "As embedding.optimizer; empty: that")
+  s.value("optimizer", optimizer, "Optimizer of these tables; empty: embedding.optimizer")
       .choices({"", "sgd", "momentum", "adagrad", "rowwise_adagrad", "adam"});
-  s.value("lr", lr, "Highest learning rate; it follows [schedule]; 0: embedding.lr").range(0, 1e9);
-  s.value("momentum", momentum, "As embedding.momentum; -1: that").range(-1, 1);
-  s.value("betas", betas, "As embedding.betas; empty: those").range(0, 1);
-  s.value("eps", eps, "As embedding.eps; 0: that").range(0, 1e9);
-  s.value("weight_decay", weight_decay, "As embedding.weight_decay; -1: that").range(-1, 10);
+  s.value("lr", lr, "Maximum learning rate, which follows [schedule]; 0: embedding.lr").range(0, 1e9);
+  s.value("momentum", momentum, "Share of the previous update that is kept; -1: embedding.momentum").range(-1, 1);
+  s.value("betas", betas, "Decay rates of the first and second moment; empty: embedding.betas").range(0, 1);
+  s.value("eps", eps, "Added to the square root, as embedding.eps; 0: embedding.eps").range(0, 1e9);
+  s.value("weight_decay", weight_decay, "L2 coefficient; -1: embedding.weight_decay").range(-1, 10);
 }
 
 void EmbeddingSection::describe(Section& s) {
-  s.value("pooling", pooling, "The ids of a bag: their rows' sum or mean").choices({"sum", "mean"});
-  s.value(
-       "row_dtype", row_dtype,
-       "How rows are stored; bf16 and mxfp8 (E4M3, a scale for 32 elements) are rounded stochastically when they are "
-       "updated. Their optimizer's state is FP32")
+  s.value("pooling", pooling, "Pooling of a bag's rows: their sum or mean").choices({"sum", "mean"});
+  s.value("row_dtype", row_dtype,
+          "Storage format of rows. bf16 and mxfp8 (E4M3, one scale per 32 elements) are rounded stochastically in each "
+          "update. Optimizer state is FP32")
       .choices({"fp32", "bf16", "mxfp8"});
   s.value("optimizer", optimizer,
-          "Of the rows that a step touches: sgd, momentum, adagrad (Duchi et al. 2011), rowwise_adagrad (one sum of "
-          "squares per row, as FBGEMM), adam (moments of touched rows, as torch.optim.SparseAdam)")
+          "Optimizer of the rows that a step touches. adagrad: Duchi et al. 2011. rowwise_adagrad: one sum of squares "
+          "per row, as in FBGEMM. adam: moments of touched rows, as in torch.optim.SparseAdam")
       .choices({"sgd", "momentum", "adagrad", "rowwise_adagrad", "adam"});
-  s.value("lr", lr, "Highest learning rate of the rows; it follows [schedule]").above(0);
-  s.value("momentum", momentum, "momentum: share of the last update that is kept").range(0, 1);
+  s.value("lr", lr, "Maximum learning rate of the rows. It follows [schedule]").above(0);
+  s.value("momentum", momentum, "momentum: share of the previous update that is kept").range(0, 1);
   s.value("betas", betas, "adam: decay rates of the first and second moment").range(0, 1);
   s.value("eps", eps, "Added to the square root of the second moment or of the sum of squares").above(0);
-  s.value("weight_decay", weight_decay, "Times the row, added to its gradient (L2) in steps that touch it")
+  s.value("weight_decay", weight_decay,
+          "L2 coefficient. A step that touches a row adds weight_decay times the row to its gradient")
       .range(0, 10);
-  s.list("override", overrides, "Tables with another optimizer; the last that names a table decides");
-  s.value(
-       "sharding", sharding,
-       "How tables lie on ranks: auto (whole ones balanced over the ranks, those too large for that cut), row (row i "
-       "on rank i mod n), table (whole), column (a range of columns on each), replicated (whole on every rank)")
+  s.list("override", overrides, "Tables with another optimizer. The last entry that names a table applies");
+  s.value("sharding", sharding,
+          "Placement of tables on ranks. auto: whole tables, balanced over the ranks; tables that are too large are "
+          "cut. row: row i on rank i mod n. table: each table on one rank. column: a range of columns on each rank. "
+          "replicated: each table on every rank")
       .choices({"auto", "row", "table", "column", "replicated"});
-  s.value("exchange", exchange, "How pooled rows and their gradients travel between ranks")
+  s.value("exchange", exchange, "Format in which ranks exchange pooled rows and their gradients")
       .choices({"fp32", "bf16", "mxfp8"});
-  s.value("packing", packing, "Whether tables that lie alike are looked up as one; results do not depend on it");
+  s.value("packing", packing, "Look up tables with the same layout as one table. Results do not depend on it");
   s.value("groups", groups,
-          "Groups of packs, of which one is gathered while the one before is exchanged; results do not depend on it. "
-          "auto: the fastest of 1, 2 and 4 in some steps before the first")
+          "Groups of packs. One group is gathered while the previous group is exchanged. auto: the fastest of 1, 2 and "
+          "4, measured in some steps before the first. Results do not depend on it")
       .range(1, 1024)
       .word("auto", kAuto);
-  s.value(
-       "memory_bytes", memory_bytes,
-       "Memory of a rank for rows and their state; the rows that are used least are in files of the run's folder. 0: "
-       "all in memory; auto: all if they fit beside what some steps before the first were seen to need, else what is "
-       "left. Results do not depend on it")
+  s.value("memory_bytes", memory_bytes,
+          "Memory of each rank for rows and their state. Rows that are used least are stored in files of the run's "
+          "folder. 0: all rows stay in memory. auto: all rows if they fit next to the memory measured in some steps "
+          "before the first, else the remaining memory. Results do not depend on it")
       .unit("bytes")
       .range(0, 1e15)
       .word("auto", kAuto);
-  s.value("policy", policy,
-          "Which rows stay in memory_bytes: hot (the most frequent, counted), lru or lfu (set-associative)")
+  s.value(
+       "policy", policy,
+       "Rows that stay in memory_bytes. hot: the most frequent rows, by counting. lru and lfu: set-associative caches")
       .choices({"hot", "lru", "lfu"});
-  s.value("warmup_steps", warmup_steps, "hot: steps that are counted before rows are chosen")
+  s.value("warmup_steps", warmup_steps, "hot: steps that count rows before the first choice")
       .unit("steps")
       .range(1, kManySteps);
-  s.value("refresh_steps", refresh_steps, "hot: steps between choices; 0: chosen once")
+  s.value("refresh_steps", refresh_steps, "hot: steps between choices; 0: choose once")
       .unit("steps")
       .range(0, kManySteps);
   s.value("step_rows", step_rows,
-          "Most distinct rows of a table that one step brings in from the disk; 0: twice what the first batch has")
+          "Maximum number of distinct rows of a table that one step reads from the disk; 0: twice the number in the "
+          "first batch")
       .range(0, 1e12);
-  s.section("dynamic", dynamic, "Tables without a fixed vocabulary (num_rows = 0): which ids get a row");
+  s.section("dynamic", dynamic, "Admission and eviction of ids in tables without a fixed vocabulary (num_rows = 0)");
 }
 
 }  // namespace dovetail
