@@ -19,7 +19,7 @@ find_package(CUDAToolkit REQUIRED)
 file(GLOB cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/dovetail/*/cuda/*.cu ${CMAKE_SOURCE_DIR}/dovetail/*/cuda/*.cpp)
 add_library(dovetail_cuda MODULE ${cuda_sources})
 set_target_properties(dovetail_cuda PROPERTIES CUDA_STANDARD 20 CUDA_VISIBILITY_PRESET hidden DISABLE_PRECOMPILE_HEADERS ON
-                      BUILD_RPATH "${CMAKE_BINARY_DIR}/lib;${TORCH_DIR}/lib")
+                      UNITY_BUILD OFF)
 target_include_directories(dovetail_cuda PRIVATE ${CMAKE_SOURCE_DIR} ${CUDAToolkit_INCLUDE_DIRS})
 target_compile_options(dovetail_cuda PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unused-parameter>)
 target_include_directories(dovetail_cuda SYSTEM PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${TORCH_DIR}/include>)
