@@ -77,7 +77,7 @@ def test_command(words, folder):
             run([os.environ["DOVETAIL_BINARY"], *rest, *settings], folder)
         case ["python", *rest]:
             run([sys.executable, *rest], folder)
-        case [name, *_]:  # what it does is for continuous integration and tests/bare.sh
+        case [name, *_]:  # continuous integration and tests/bare.sh run it
             assert name in listed()
 
 
