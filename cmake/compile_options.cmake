@@ -2,8 +2,9 @@
 add_library(dovetail_options INTERFACE)
 target_compile_features(dovetail_options INTERFACE cxx_std_20)
 target_include_directories(dovetail_options INTERFACE ${CMAKE_SOURCE_DIR})
+# subobject-linkage warns of types in unnamed namespaces of headers; in a batch every source looks like a header.
 target_compile_options(dovetail_options INTERFACE -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers
-                       -fopenmp -fno-math-errno)
+                       -Wno-subobject-linkage -fopenmp -fno-math-errno)
 target_link_options(dovetail_options INTERFACE -Wl,--no-undefined -Wl,--as-needed)
 target_link_libraries(dovetail_options INTERFACE torch_wheel OpenMP::OpenMP_CXX Threads::Threads)
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g0 -DNDEBUG")
