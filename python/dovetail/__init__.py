@@ -1,10 +1,10 @@
-"""Dovetail's operations in PyTorch: importing this package registers ``torch.ops.dovetail.*``.
+"""Dovetail's operations in PyTorch. Importing this package registers ``torch.ops.dovetail.*``.
 
 >>> import torch, dovetail
 >>> x = torch.randn(4, 64, requires_grad=True)
 >>> dovetail.rms_norm(x, torch.ones(64)).sum().backward()
 
-Every function takes and returns plain tensors, is differentiable, and runs our fused kernels on the CPU.
+Functions take and return plain tensors. All but ``gemm`` are differentiable.
 """
 
 from dovetail import embedding, moe, mx, recommender
@@ -27,7 +27,7 @@ __version__ = version()
 
 
 def __getattr__(name: str):
-    """``KMeans``, which needs scikit-learn, is imported when it is asked for."""
+    """Import ``KMeans`` on first use, since it needs scikit-learn."""
     if name != "KMeans":
         raise AttributeError(f"module 'dovetail' has no attribute {name!r}")
     try:

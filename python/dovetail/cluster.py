@@ -1,4 +1,7 @@
-"""K-means with scikit-learn's estimator interface, on Dovetail's kernels. Needs scikit-learn."""
+"""K-means with scikit-learn's estimator interface, on Dovetail's kernels. Needs scikit-learn.
+
+>>> labels = dovetail.KMeans(n_clusters=8, random_state=0).fit_predict(x)
+"""
 
 import numpy as np
 import torch
@@ -6,27 +9,35 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Cluster
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+__all__ = ["KMeans"]
+
 
 class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator):
-    """Lloyd's algorithm, or mini-batches. Rows are read as float32, sums and centres are float64.
+    """K-means by Lloyd's algorithm, or by mini-batches.
 
-    Labels are the nearest centres in float64; the result is the same bits for any number of threads
-    (``torch.set_num_threads``).
+    Rows are float32; sums and centres are float64. Labels are the nearest centres in float64. The result is the same
+    bits for any number of threads (``torch.set_num_threads``). Sources: k-means++, Arthur and Vassilvitskii 2007;
+    k-means-parallel, Bahmani et al. 2012; mini-batches, Sculley 2010.
 
-    n_clusters    how many centres.
-    init          "k-means++", "k-means-parallel", "random", "first", or an array (n_clusters, n_features).
-    n_init        runs from different initial centres, of which the one of the smallest inertia is kept.
-    max_iter      iterations at most.
-    tol           stop when the centres moved by less: squared, tol times the mean variance of the columns.
-                  None: 1e-4, and 0 (never) for mini-batches.
-    empty         "reseed": a centre without rows moves to the row farthest from its own; "keep": it stays.
-                  None: "reseed", and "keep" for mini-batches, which cannot do the other.
-    batch_size    rows of an iteration, in another random order each time all rows have been used (mini-batch
-                  k-means, Sculley 2010); None: all rows in each.
-    max_no_improvement  mini-batches stop after so many iterations without a better smoothed inertia; None: never.
-    random_state  of the initial centres and of the mini-batches.
+    Args:
+        n_clusters: number of centres.
+        init: ``"k-means++"``, ``"k-means-parallel"``, ``"random"``, ``"first"``, or an array (n_clusters, n_features).
+        n_init: runs from different initial centres; the run with the smallest inertia is kept.
+        max_iter: maximum number of iterations.
+        tol: stop when the sum of the centres' squared moves is at most ``tol`` times the mean variance of the columns.
+            None: 1e-4, or 0 (never) for mini-batches.
+        empty: ``"reseed"`` moves a centre without rows to the row farthest from its own centre; ``"keep"`` leaves it.
+            None: ``"reseed"``, or ``"keep"`` for mini-batches, which support nothing else.
+        batch_size: rows per iteration, in a new random order after each pass; None: all rows in each iteration.
+        max_no_improvement: stop mini-batches after this many iterations without a lower smoothed inertia; None: never.
+        random_state: seed or generator of initial centres and mini-batches.
 
-    Attributes: cluster_centers_ (n_clusters, n_features), labels_, inertia_, n_iter_, n_features_in_.
+    Attributes:
+        cluster_centers_: (n_clusters, n_features) float64.
+        labels_: (n_samples) int32.
+        inertia_: sum of the rows' squared distances to their centres.
+        n_iter_: number of iterations.
+        n_features_in_: number of columns.
     """
 
     def __init__(
@@ -53,6 +64,19 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         self.random_state = random_state
 
     def fit(self, X, y=None):
+        """Cluster the rows of X.
+
+        Args:
+            X: (n_samples, n_features), converted to float32.
+            y: ignored.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ValueError: fewer rows than clusters, values that are not finite, or options that do not fit.
+            RuntimeError: unknown ``init`` or ``empty``.
+        """
         X = self._rows(X, reset=True)
         if len(X) < self.n_clusters:
             raise ValueError(f"n_samples={len(X)} should be >= n_clusters={self.n_clusters}.")
@@ -71,14 +95,14 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         return self
 
     def predict(self, X):
-        """The number of the nearest centre of each row."""
+        """Return the index of the nearest centre of each row: (n_samples) int32."""
         check_is_fitted(self)
         data = torch.ops.dovetail.kmeans_data(self._rows(X))
         torch.ops.dovetail.kmeans_assign(data, self._centres())
         return torch.ops.dovetail.kmeans_labels(data).numpy()
 
     def transform(self, X):
-        """Distances of each row to each centre, in float64."""
+        """Return the Euclidean distance of each row to each centre: (n_samples, n_clusters) float64."""
         check_is_fitted(self)
         rows, centres = self._rows(X), self._centres()
         pieces = [
@@ -88,7 +112,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         return torch.cat(pieces).numpy()
 
     def score(self, X, y=None):
-        """Minus the inertia of X."""
+        """Return minus the inertia of X: the sum of squared distances to the nearest centres."""
         check_is_fitted(self)
         data, centres = torch.ops.dovetail.kmeans_data(self._rows(X)), self._centres()
         torch.ops.dovetail.kmeans_assign(data, centres)

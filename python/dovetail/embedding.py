@@ -1,4 +1,4 @@
-"""Embedding tables of a recommender: all lookups one operation, the optimizer fused into the backward.
+"""Embedding tables of a recommender: all lookups in one operation, the optimizer fused into the backward pass.
 
 >>> tables = [dovetail.embedding.Table("user", 1000, 16), dovetail.embedding.Table("item", 500, 32, "mean")]
 >>> embeddings = dovetail.embedding.EmbeddingCollection(tables, {"user": "user", "clicked": "item", "bought": "item"})
@@ -7,7 +7,8 @@
 >>> events = dovetail.embedding.EmbeddingCollection(unpooled, {"seen": "item"})
 >>> y = events(values, offsets)  # (len(values), 32)
 
-What an update is: ``dovetail/embedding/optimizer.h``; in which order it adds: ``dovetail/embedding/lookup.h``.
+The update formulas are in ``dovetail/embedding/optimizer.h``, the order of additions in
+``dovetail/embedding/lookup.h``. Wrong shapes, dtypes, ids and names raise RuntimeError.
 """
 
 from typing import NamedTuple
@@ -15,37 +16,59 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+__all__ = ["EmbeddingCollection", "Table"]
+
 
 class Table(NamedTuple):
-    """`pooling` is "sum", "mean" or "none". What an optimizer has and is None here is the collection's."""
+    """One table. Optimizer settings that are None take the collection's value."""
 
+    #: Unique name.
     name: str
+    #: Number of rows, at most 2^31; ids are 0 to rows - 1.
     rows: int
+    #: Elements per row.
     dim: int
+    #: ``"sum"``, ``"mean"``, or ``"none"``: one output row per id.
     pooling: str = "sum"
+    #: Name of the optimizer.
     optimizer: str | None = None
+    #: Learning rate.
     lr: float | None = None
+    #: Momentum, used by ``"momentum"``.
     momentum: float | None = None
+    #: Betas, used by ``"adam"``.
     betas: tuple[float, float] | None = None
+    #: Epsilon, used by ``"adagrad"``, ``"rowwise_adagrad"`` and ``"adam"``.
     eps: float | None = None
+    #: L2 decay of the rows that a batch touches.
     weight_decay: float | None = None
 
 
 class EmbeddingCollection(nn.Module):
-    """Pooled rows of `tables` for every feature of `features` (name of the feature -> name of its table).
+    """Embedding tables that train themselves in the backward pass.
 
-    forward: values (N) int64, offsets (features * samples + 1) int64, feature-major as in TorchRec's KeyedJaggedTensor,
-    weights (N) float32 or None -> (samples, sum of the features' dims), features side by side in the order of
-    `features`. With pooling "none", which all tables or none have and then one dim: (N, dim), the row of every id in
-    the order of `values`, as FBGEMM's PoolingMode.NONE.
+    Rows are not parameters and get no ``grad``. ``state_dict`` holds ``TABLE.weight``, the optimizer's state of each
+    table and the number of steps.
 
-    `optimizer` is "sgd", "momentum", "adagrad", "rowwise_adagrad" or "adam"; a table may have one, or numbers of it, of
-    its own. `row_dtype` says how rows are stored:
-    "fp32", "bf16" or "mxfp8", the last two rounded stochastically by an update; the optimizer's state is float32. On
-    a `device` "cuda", where rows are "fp32" or "bf16", batches lie there too. With update "backward" each backward is
-    a step; with "apply" gradients wait for `apply()`, and those of micro-batches give the bits of their batch. The
-    rows are no parameters: `state_dict` holds, for each table, ``TABLE.weight`` and what its optimizer keeps, and the
-    number of steps.
+    Args:
+        tables: the tables. Pooling ``"none"`` is for all tables or none, which then have one ``dim``.
+        features: table of each feature, by name; several features may share a table.
+        optimizer: ``"sgd"``, ``"momentum"``, ``"adagrad"``, ``"rowwise_adagrad"`` or ``"adam"``. Its state is float32.
+        lr: learning rate.
+        momentum: momentum, used by ``"momentum"``.
+        betas: betas, used by ``"adam"``.
+        eps: epsilon, used by ``"adagrad"``, ``"rowwise_adagrad"`` and ``"adam"``.
+        weight_decay: L2 decay of the rows that a batch touches.
+        update: ``"backward"``: each backward pass is one optimizer step. ``"apply"``: gradients wait for
+            :meth:`apply_gradients`; micro-batches then give the same bits as their whole batch.
+        seed: seed of the initial rows and of stochastic rounding.
+        row_dtype: how rows are stored: ``"fp32"``, ``"bf16"`` or ``"mxfp8"``. Updates round the last two
+            stochastically.
+        device: device of the tables and their batches. ``"cuda"`` stores ``"fp32"`` or ``"bf16"``.
+
+    Raises:
+        ValueError: a feature names an unknown table.
+        RuntimeError: a size, name or optimizer setting is out of range.
     """
 
     def __init__(
@@ -91,19 +114,48 @@ class EmbeddingCollection(nn.Module):
         return tuple(g if o is None else o for o, g in zip(own, general, strict=True))
 
     def forward(self, values: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Look up a batch of ids and pool their rows.
+
+        The layout is that of TorchRec's KeyedJaggedTensor. The ids of feature f and sample b are ``values[i]`` for i
+        from ``offsets[f * samples + b]`` to ``offsets[f * samples + b + 1]``. Pooling ``"none"`` is FBGEMM's
+        ``PoolingMode.NONE``.
+
+        Args:
+            values: (N) int64: ids.
+            offsets: (features * samples + 1) int64, ascending from 0 to N.
+            weights: (N) float32: weight of each id; None weighs each 1. Weights get no gradient.
+
+        Returns:
+            (samples, sum of the features' dims) float32, features side by side in the order of ``features``; zeros for
+            an empty bag. With pooling ``"none"``: (N, dim), one row per id.
+        """
         return torch.ops.dovetail.embedding_lookup(self.packed, values, offsets, weights)
 
     def apply_gradients(self) -> None:
-        """One update of all gradients since the last, in the order of their lookups."""
+        """Apply all gradients since the previous update as one step, in the order of their lookups.
+
+        Raises:
+            RuntimeError: ``update`` is ``"backward"``.
+        """
         torch.ops.dovetail.embedding_apply(self.packed)
 
     def set_lr(self, lr: float) -> None:
-        """The collection's rate; a table with a rate of its own keeps its ratio to that."""
+        """Set the collection's learning rate; a table with its own rate keeps its ratio to it."""
         torch.ops.dovetail.embedding_set_lr(self.packed, lr)
 
     def weight(self, table: str) -> Tensor:
-        """The rows themselves as they are stored, not a copy: (rows, dim) float32 or bfloat16; of "mxfp8" (rows, dim +
-        ceil(dim / 32)) uint8, E4M3 codes and behind them E8M0 scales."""
+        """Return the stored rows of a table, not a copy.
+
+        Args:
+            table: name of the table.
+
+        Returns:
+            (rows, dim) float32 or bfloat16. For ``"mxfp8"``: (rows, dim + ceil(dim / 32)) uint8, E4M3 codes followed by
+            E8M0 scales.
+
+        Raises:
+            ValueError: unknown table.
+        """
         return self._rows(self._index(table))
 
     def _index(self, table: str) -> int:

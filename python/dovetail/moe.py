@@ -1,9 +1,11 @@
 """Mixtures of experts in plain PyTorch.
 
 >>> layer = dovetail.moe.MoELayer(512, 1024, experts=16, k=2)
->>> y, loss = layer(x)  # loss is the router's, to be added to the model's
+>>> y, loss = layer(x)  # add the router's loss to the model's
 
-What routers do: ``dovetail/moe/routing.h``; the products: ``dovetail/moe/experts.h``.
+Sizes in shapes: T tokens, C elements a token (the width), E experts, k choices per token. Wrong shapes, dtypes and
+option names raise RuntimeError. The C++ contracts are in ``dovetail/moe/routing.h`` (routers) and
+``dovetail/moe/experts.h`` (products).
 """
 
 import math
@@ -13,52 +15,120 @@ import torch
 from dovetail import functional
 from torch import Tensor, nn
 
+__all__ = ["MoELayer", "Routing", "combine", "dispatch", "grouped_linear", "route"]
+
 
 class Routing(NamedTuple):
-    """Of T tokens with k choices each among E experts."""
+    """Experts of T tokens with k choices each."""
 
-    expert: Tensor  # (T, k) int32
-    slot: Tensor  # (T, k) int32; -1: dropped
-    weight: Tensor  # (T, k), differentiable
-    count: Tensor  # (E) int64, before dropping
+    #: (T, k) int32: chosen experts, best first.
+    expert: Tensor
+    #: (T, k) int32: slot of each choice in its expert; -1 if dropped.
+    slot: Tensor
+    #: (T, k): weight of each choice, 0 if dropped. Differentiable.
+    weight: Tensor
+    #: (E) int64: choices of each expert before dropping.
+    count: Tensor
+    #: Scalar: load-balancing loss, 1 when the load is even. Differentiable.
     load_loss: Tensor
+    #: Scalar: mean of ``logsumexp(logits) ** 2`` (Zoph et al. 2022). Differentiable.
     z_loss: Tensor
 
 
 def route(logits: Tensor, k: int, **options) -> Routing:
-    """``torch.ops.dovetail.moe_route``: logits (T, E); its options by name."""
+    """Choose ``k`` experts for each token.
+
+    Weights and losses are float64 for float64 logits and float32 otherwise. Ties go to the lowest index. The result
+    depends on neither threads nor repetition.
+
+    Args:
+        logits: (T, E), any floating dtype.
+        k: choices per token.
+        options: options of ``torch.ops.dovetail.moe_route`` by name. These are the frequent ones:
+
+            - ``score``: ``"softmax"`` or ``"sigmoid"`` of the logits.
+            - ``normalize``: weights sum to 1 over a token's choices ``"before"`` or ``"after"`` dropping; ``"none"``.
+            - ``drop``: choices beyond an expert's capacity: drop the last (``"position"``), drop those of the lowest
+              score (``"probability"``), or keep all (``"none"``).
+            - ``capacity_factor``, ``capacity_rule``: capacity of an expert; ``capacity`` sets it as a number.
+            - ``bias``: (E), added to the scores where experts are chosen, and only there.
+            - ``router``: ``"top_k"``, ``"sinkhorn"``, ``"base"`` or ``"balanced"``.
+
+    Returns:
+        The routing of the T tokens.
+
+    Raises:
+        RuntimeError: an option is unknown or does not fit, by name.
+    """
     return Routing(*torch.ops.dovetail.moe_route(logits, k, **options))
 
 
 def dispatch(x: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-    """The rows of x (T, C) that were not dropped, expert by expert, and how many each expert has (E)."""
+    """Gather the rows of ``x`` by expert. Differentiable.
+
+    Args:
+        x: (T, C).
+        routing: routing of the T tokens.
+
+    Returns:
+        Rows (R, C) of the R choices that were not dropped, sorted by expert and slot, and the number of rows of each
+        expert, (E) int64 on the CPU.
+    """
     return torch.ops.dovetail.moe_dispatch(x, routing.expert, routing.slot, len(routing.count))
 
 
 def combine(rows: Tensor, routing: Routing) -> Tensor:
-    """What `dispatch` distributed, back in place: (T, C), the sum of each token's rows times their weights."""
+    """Add the experts' rows back to their tokens, times their weights; the inverse of :func:`dispatch`. Differentiable.
+
+    Args:
+        rows: (R, C), in the order of :func:`dispatch`.
+        routing: the same routing.
+
+    Returns:
+        (T, C), dtype of the routing's weights; zeros for a token whose choices were all dropped.
+    """
     return torch.ops.dovetail.moe_combine(rows, routing.weight, routing.expert, routing.slot, len(routing.count))
 
 
 def grouped_linear(x: Tensor, weight: Tensor, count: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight[e].T + bias[e]`` for the count[e] rows of each group e, which follow one another in x (rows, in).
+    """Return ``x @ weight[e].T + bias[e]`` for the rows of each group e. Differentiable in x, weight and bias.
 
-    weight (E, out, in), bias (E, out), count (E) int64.
+    Args:
+        x: (rows, in), sorted by group.
+        weight: (E, out, in).
+        count: (E) int64 on the CPU: rows of each group; sums to ``rows``.
+        bias: (E, out).
+
+    Returns:
+        (rows, out).
     """
     return torch.ops.dovetail.grouped_linear(x, weight, count, bias)
 
 
 class MoELayer(nn.Module):
-    """A feed-forward of which each token takes k of `experts`, weighed by a router.
+    """Feed-forward layer with ``experts`` experts; a router sends each token to k of them.
 
-    x (..., width) -> (y as x, loss): loss is the router's, load balance and z-loss with their coefficients. An expert
-    is ``down(activation(up(x)))``; `activation` is "swiglu" (up holds gate, then up), "gelu" or "relu2". Further
-    options are those of ``moe_route``, by name: score, normalize, drop, capacity_factor, ... Router and weights are
-    float32 whatever `dtype`, that of the experts. Each expert's matrices are parameters of their own, so the layer
-    stands beside DistributedDataParallel as any other.
+    An expert is ``down(activation(up(x)))``. The router and its weights are float32 whatever the experts' ``dtype``.
+    Each expert's matrices are separate parameters, so DistributedDataParallel works as with any other layer.
 
-    A `gate` of your own stands in for the router: a module that makes a Routing of rows (T, width) float32, with as
-    many choices a token as it likes; choices of one expert have slots from 0 on, each its own.
+    Args:
+        width: elements per token.
+        ffn_width: inner width of an expert.
+        experts: number of experts.
+        k: choices per token.
+        activation: ``"swiglu"`` (``up`` holds gate, then up), ``"gelu"`` or ``"relu2"``.
+        bias: whether ``up`` and ``down`` have biases.
+        load_loss: coefficient of the load-balancing loss.
+        z_loss: coefficient of the router's z-loss.
+        device: device of the parameters.
+        dtype: dtype of the experts' parameters.
+        gate: module in place of the router. It maps rows (T, width) float32 to a :class:`Routing` with any number of
+            choices per token. Slots of an expert are distinct and start at 0.
+        routing: options of :func:`route`; ``drop`` is ``"none"`` (dropless) by default.
+
+    Raises:
+        ValueError: unknown activation, or options of the router together with ``gate``.
+        RuntimeError: an option of the router does not fit, by name.
     """
 
     def __init__(
@@ -85,9 +155,7 @@ class MoELayer(nn.Module):
         self.load_loss, self.z_loss = load_loss, z_loss
         self.routing = {"drop": "none", **routing}
         if gate is None:
-            route(
-                torch.zeros(1, experts), k, **self.routing
-            )  # what cannot be is an error here and not in the first step
+            route(torch.zeros(1, experts), k, **self.routing)  # reports bad options here, before the first step
         rows = 2 * ffn_width if activation == "swiglu" else ffn_width
 
         def matrices(*sizes: int) -> nn.ParameterList:
@@ -102,7 +170,7 @@ class MoELayer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Uniform within 1 / sqrt(fan-in), as ``torch.nn.Linear``."""
+        """Draw all parameters uniformly from ±1 / sqrt(fan-in), as ``torch.nn.Linear`` does."""
         own_router = [] if self.router is None else [self.router]
         for weight in [*own_router, *self.up, *self.down]:
             nn.init.uniform_(weight, -1 / math.sqrt(weight.shape[1]), 1 / math.sqrt(weight.shape[1]))
@@ -111,6 +179,10 @@ class MoELayer(nn.Module):
                 nn.init.uniform_(bias, -1 / math.sqrt(weight.shape[1]), 1 / math.sqrt(weight.shape[1]))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Map x (..., width) to y of the same shape and dtype, and the router's loss.
+
+        The loss is ``load_loss`` and ``z_loss`` of the :class:`Routing`, times their coefficients. It is a scalar.
+        """
         rows = x.reshape(-1, x.shape[-1])
         if self.gate is None:
             routing = route(functional.linear(rows.float(), self.router), self.k, **self.routing)

@@ -1,9 +1,11 @@
-"""Linears in microscaling formats, for models of plain PyTorch.
+"""Linear layers in microscaling formats, for plain PyTorch models.
 
 >>> model = dovetail.mx.convert(model, "mxfp8", layers=["blocks.*"])
 
-Master weights stay what they are; each product of forward and backward reads operands quantized along its reduction.
-Recipes: ``dovetail config --explain precision.recipe``, or ``dovetail/mx/recipe.cpp``.
+Master weights keep their dtype. Each product of forward and backward reads operands quantized along its reduction.
+``dovetail config --explain precision.recipe`` lists the recipes; ``dovetail/mx/recipe.cpp`` defines them. The formats
+are those of the OCP Microscaling Formats specification v1.0. An unknown format, recipe or mode raises RuntimeError,
+which lists the valid names.
 """
 
 import fnmatch
@@ -11,28 +13,80 @@ import fnmatch
 import torch
 from torch import Tensor, nn
 
+__all__ = ["Linear", "convert", "dequantize", "linear", "quantize"]
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, recipe: str = "mxfp8") -> Tensor:
-    """``x @ weight.T + bias`` of quantized operands: x (..., in), weight (out, in), bias (out)."""
+    """Return ``x @ weight.T + bias`` with operands quantized by ``recipe``.
+
+    Args:
+        x: (..., in), float32 or bfloat16.
+        weight: (out, in), dtype of x.
+        bias: (out), dtype of x.
+        recipe: name of a built-in recipe. Recipes with delayed scaling, which need earlier steps, raise RuntimeError.
+
+    Returns:
+        (..., out), dtype of x.
+    """
     return torch.ops.dovetail.mx_linear(x, weight, bias, recipe)
 
 
 def quantize(
     x: Tensor, format: str = "e4m3", scale_mode: str = "round_up", axis: int = -1, non_finite: str = "poison"
 ) -> tuple[Tensor, Tensor]:
-    """Codes, one uint8 for each element of x, and E8M0 scales, one uint8 for each 32 elements along `axis`."""
+    """Quantize ``x``: one power-of-two scale per 32 elements along ``axis``.
+
+    A short last block is quantized as if padded with zeros. Source: OCP Microscaling Formats v1.0; ``round_up`` is
+    algorithm 1 of arXiv 2506.08027.
+
+    Args:
+        x: at least one dimension; float32, bfloat16 or float16, any strides.
+        format: ``"e4m3"``, ``"e5m2"``, ``"e3m2"``, ``"e2m3"``, ``"e2m1"`` or ``"mxint8"``.
+        scale_mode: how a scale follows from the block's largest magnitude: ``"round_up"`` (nothing saturates),
+            ``"floor"`` (OCP), ``"ceil"`` or ``"even"``.
+        axis: dimension of the blocks.
+        non_finite: ``"poison"`` gives a block with a NaN or an infinity the scale 255 (NaN) and codes 0.
+            ``"saturate"`` replaces such elements by the largest magnitude with their sign.
+
+    Returns:
+        Codes and scales, both uint8. Codes have the shape of x. Scales (E8M0) have it with ``axis`` divided by 32,
+        rounded up.
+    """
     return torch.ops.dovetail.mx_quantize(x, format, scale_mode, axis, non_finite)
 
 
 def dequantize(
     codes: Tensor, scales: Tensor, format: str = "e4m3", axis: int = -1, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """The numbers that codes and scales stand for, in float32 or bfloat16."""
+    """Return the numbers of ``codes`` and ``scales``; a block with scale 255 is NaN.
+
+    Args:
+        codes: uint8, as from :func:`quantize`.
+        scales: uint8, as from :func:`quantize`.
+        format: format of the codes.
+        axis: dimension of the blocks.
+        dtype: float32 or bfloat16.
+
+    Returns:
+        The shape of ``codes``. float32 is exact unless the number exceeds its range (then infinite). bfloat16 rounds
+        only where a code falls below its smallest subnormal number, 2^-133.
+    """
     return torch.ops.dovetail.mx_dequantize(codes, scales, format, axis, dtype)
 
 
 class Linear(nn.Linear):
-    """``torch.nn.Linear`` with quantized products: the same parameters under the same names."""
+    """``torch.nn.Linear`` with quantized products. Parameters have the same names and shapes.
+
+    Args:
+        in_features: width of the input.
+        out_features: width of the output.
+        bias: whether to add a bias.
+        recipe: name of a built-in recipe.
+        options: further arguments of ``torch.nn.Linear``, such as ``device`` and ``dtype``.
+
+    Raises:
+        RuntimeError: unknown recipe.
+    """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, recipe: str = "mxfp8", **options):
         super().__init__(in_features, out_features, bias, **options)
@@ -44,6 +98,7 @@ class Linear(nn.Linear):
         self.recipe = recipe
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map x (..., in_features) to (..., out_features)."""
         return linear(x, self.weight, self.bias, self.recipe)
 
     def extra_repr(self) -> str:
@@ -51,10 +106,22 @@ class Linear(nn.Linear):
 
 
 def convert(model: nn.Module, recipe: str = "mxfp8", layers: list[str] | None = None) -> nn.Module:
-    """Make the ``torch.nn.Linear`` modules of `model` quantized ones, in place; parameters stay the same objects.
+    """Turn the ``torch.nn.Linear`` modules of ``model`` into quantized ones, in place.
 
-    `layers` are globs over module names, such as ``"blocks.*"``; all Linears if it is None. Returns `model`. Raises
-    ValueError for a glob that matches no Linear. Embedding and head should stay in high precision: leave them out.
+    Parameters stay the same objects, so an optimizer that holds them keeps working. Leave out embedding and head,
+    which should stay in high precision.
+
+    Args:
+        model: any module.
+        recipe: name of a built-in recipe.
+        layers: globs over module names, such as ``"blocks.*"``; None converts every Linear.
+
+    Returns:
+        ``model``.
+
+    Raises:
+        ValueError: a glob matches no Linear, or a matching module is of a subclass with its own ``forward``.
+        RuntimeError: unknown recipe.
     """
     found = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     for glob in layers or []:

@@ -1,4 +1,4 @@
-"""From the columns of a table to what a model reads, as its config says: numbers scaled, ids hashed, lists cut."""
+"""Columns of a table as model inputs, by the run's config: numbers scaled, ids hashed, lists cut."""
 
 import math
 from typing import Any, NamedTuple
@@ -11,12 +11,14 @@ _CROSS = b"\x1f"
 
 
 class Bags(NamedTuple):
-    """The ids of one feature: row b's are values[offsets[b]:offsets[b + 1]], rows of the feature's table or, where it
-    has no fixed vocabulary (num_rows = 0), keys: 64 bits in an int64."""
+    """Ids of one feature. Row b has the ids ``values[offsets[b]:offsets[b + 1]]``."""
 
-    values: Tensor  # (N) int64
-    offsets: Tensor  # (rows + 1) int64
-    weights: Tensor | None = None  # (N) float32
+    #: (N) int64: rows of the feature's table, or 64-bit keys if it has no fixed vocabulary (``num_rows = 0``).
+    values: Tensor
+    #: (rows + 1) int64, ascending from 0 to N.
+    offsets: Tensor
+    #: (N) float32: weight of each id; None weighs each 1.
+    weights: Tensor | None = None
 
 
 def feature_name(feature: dict) -> str:

@@ -1,4 +1,4 @@
-"""An exported recommender as a module: its tables, and the dense part that reads what they give."""
+"""An exported recommender as a module: its tables, and the dense part that reads their rows."""
 
 import json
 import pathlib
@@ -35,12 +35,17 @@ class CoAction(NamedTuple):
 
 
 class Recommender(nn.Module):
-    """forward: columns by name -> log-odds (rows, tasks); `tasks` says what they are of.
+    """An exported recommender: embedding tables, and the dense part that reads their rows. Made by :func:`load`.
 
-    A dense column is a tensor (rows) of the table's own numbers, NaN where there is none; a sparse feature, by its
-    name, is `Bags` of rows of its table, or of keys. `encode` makes both of plain columns. Tables are parameters of
-    `tables`, by the names in `table_names`; one without a fixed vocabulary has a row of zeros, which a key that is not
-    among its `keys` reads, and then theirs.
+    Args:
+        spec: content of ``recommender.json``.
+
+    Attributes:
+        tasks: the tasks of the columns of the output: one entry of ``rows.label`` each.
+        table_names: names of the tables.
+        tables: rows of each table in the order of ``table_names``: parameters (rows, dim) float32. A table without a
+            fixed vocabulary begins with a row of zeros, which unknown keys read.
+        keys: keys (rows - 1) int64 of each table without a fixed vocabulary, by name.
     """
 
     def __init__(self, spec: dict):
@@ -79,11 +84,30 @@ class Recommender(nn.Module):
         return own + wide + pairs
 
     def encode(self, columns: dict[str, list]) -> dict[str, Tensor | Bags]:
-        """Columns of a table, lists of Python values (`pyarrow.Table.to_pydict()`), as `forward` takes them."""
+        """Convert columns of plain values to the inputs of :meth:`forward`.
+
+        Args:
+            columns: lists of equal length by column name, as from ``pyarrow.Table.to_pydict()``. None is missing.
+
+        Returns:
+            Dense columns as (rows) float64, NaN where missing; sparse features as :class:`Bags`.
+
+        Raises:
+            KeyError: a column is missing.
+            ValueError: an id is out of range or has the wrong type, or weights do not fit the ids.
+        """
         encoded = {dense["column"]: encode_dense(columns[dense["column"]]) for dense in self.dense}
         return encoded | {feature_name(f): encode_feature(columns, f) for f in self.features}
 
     def forward(self, columns: dict[str, Tensor | Bags]) -> Tensor:
+        """Score rows.
+
+        Args:
+            columns: dense columns (rows), NaN where missing, and sparse features as :class:`Bags`, by name.
+
+        Returns:
+            Log-odds (rows, tasks) float32; ``sigmoid`` makes them probabilities.
+        """
         numbers = [scale_dense(columns[dense["column"]].double(), dense) for dense in self.dense]
         samples = len(columns[feature_name(self.features[0])].offsets) - 1
         device = self.tables[0].device
@@ -152,7 +176,7 @@ class Recommender(nn.Module):
         return events.index_put((sample.to(weight.device), place.to(weight.device)), rows)
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Those of model.safetensors; what the auxiliary loss of dien learnt scores no row."""
+        """Take the tensors of ``model.safetensors``, by name. Weights of dien's auxiliary loss are skipped."""
         dense = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
         self.model.load_state_dict({n: t for n, t in dense.items() if not n.startswith("auxiliary.")})
         for i, name in enumerate(self.table_names):
@@ -164,7 +188,15 @@ class Recommender(nn.Module):
 
 
 def load(folder: str | pathlib.Path) -> Recommender:
-    """The model that `dovetail export` wrote into `folder`, in evaluation mode on the CPU."""
+    """Load an export of ``dovetail export RUN --out FOLDER``, in evaluation mode on the CPU.
+
+    Args:
+        folder: the folder of the export.
+
+    Raises:
+        FileNotFoundError: the folder has no ``recommender.json``.
+        ValueError: the export has another version, or its tensors are not the ones it was written with (SHA-256).
+    """
     path = pathlib.Path(folder) / "recommender.json"
     if not path.exists():
         raise FileNotFoundError(f"{path} is not there; write it with: dovetail export RUN --out {folder}")
