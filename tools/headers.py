@@ -24,7 +24,7 @@ TERM = re.compile(r"""([A-Za-z_][\w.]*(?:, [A-Za-z_]\w*)*|"[^"]+"|min_lr_ratio \
 class Item(NamedTuple):
     """One declaration, or a text between declarations (kind "text")."""
 
-    kind: str  # what follows "cpp:" in its directive
+    kind: str  # suffix of the directive: cpp:<kind>
     signatures: list[str]
     comment: list[str]  # without its slashes
     members: list["Item"]
@@ -181,7 +181,7 @@ def read(body: tree_sitter.Node, access: str = "public") -> list[Item]:
 
 
 def add(items: list[Item], found: list[Item], comment: list[str]) -> None:
-    """Append what one declaration gave; without a comment of its own it shares that of the line above."""
+    """Append what one declaration gave; without a comment of its own it shares the comment above."""
     first = found[0]
     above = items[-1] if items else None
     joins = (

@@ -1,7 +1,7 @@
 """Builds the documentation site: build/site/index.html. `./dev docs --site` starts it after building the libraries.
 
-build/site-source holds what Sphinx reads: copies of the pages at their paths in the repository, symbolic links to all
-other files, since pages link to some, and under `reference` the pages of docs/site/python and of the C++ headers.
+build/site-source is the input of Sphinx. Pages are copied to their paths in the repository. All other files are
+symbolic links, since pages link to some. `reference` holds the pages of docs/site/python and of the C++ headers.
 """
 
 import argparse

@@ -116,7 +116,7 @@ class EmbeddingCollection(nn.Module):
     def forward(self, values: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Look up a batch of ids and pool their rows.
 
-        The layout is that of TorchRec's KeyedJaggedTensor. The ids of feature f and sample b are ``values[i]`` for i
+        The layout follows TorchRec's KeyedJaggedTensor. The ids of feature f and sample b are ``values[i]`` for i
         from ``offsets[f * samples + b]`` to ``offsets[f * samples + b + 1]``. Pooling ``"none"`` is FBGEMM's
         ``PoolingMode.NONE``.
 

@@ -48,8 +48,8 @@ def route(logits: Tensor, k: int, **options) -> Routing:
 
             - ``score``: ``"softmax"`` or ``"sigmoid"`` of the logits.
             - ``normalize``: weights sum to 1 over a token's choices ``"before"`` or ``"after"`` dropping; ``"none"``.
-            - ``drop``: choices beyond an expert's capacity: drop the last (``"position"``), drop those of the lowest
-              score (``"probability"``), or keep all (``"none"``).
+            - ``drop``: choices beyond an expert's capacity: drop the last (``"position"``), drop the lowest
+              scores (``"probability"``), or keep all (``"none"``).
             - ``capacity_factor``, ``capacity_rule``: capacity of an expert; ``capacity`` sets it as a number.
             - ``bias``: (E), added to the scores where experts are chosen, and only there.
             - ``router``: ``"top_k"``, ``"sinkhorn"``, ``"base"`` or ``"balanced"``.

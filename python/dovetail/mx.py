@@ -4,7 +4,7 @@
 
 Master weights keep their dtype. Each product of forward and backward reads operands quantized along its reduction.
 ``dovetail config --explain precision.recipe`` lists the recipes; ``dovetail/mx/recipe.cpp`` defines them. The formats
-are those of the OCP Microscaling Formats specification v1.0. An unknown format, recipe or mode raises RuntimeError,
+follow the OCP Microscaling Formats specification v1.0. An unknown format, recipe or mode raises RuntimeError,
 which lists the valid names.
 """
 
@@ -120,7 +120,7 @@ def convert(model: nn.Module, recipe: str = "mxfp8", layers: list[str] | None = 
         ``model``.
 
     Raises:
-        ValueError: a glob matches no Linear, or a matching module is of a subclass with its own ``forward``.
+        ValueError: a glob matches no Linear, or a matching module belongs to a subclass with its own ``forward``.
         RuntimeError: unknown recipe.
     """
     found = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
