@@ -8,8 +8,8 @@ namespace dovetail {
 /// has been free the longest. For programs that train, at their start; a second call does nothing.
 void keep_freed_memory();
 
-/// Gives freed memory back to the system: blocks that `keep_freed_memory` kept, and malloc's. The most that tensors have
-/// held counts from now.
+/// Gives freed memory back to the system: blocks that `keep_freed_memory` kept, and malloc's. The most that tensors
+/// have held counts from now.
 void give_back_freed_memory();
 
 }  // namespace dovetail

@@ -255,8 +255,8 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   estimate.activations = peak.activations;
   estimate.workspace = peak.workspace;
   estimate.all_gradients = gradients;
-  estimate.beside = (options.bfloat16 ? kBesideBFloat16 : kBeside) +
-                    kernel_buffers(c, tokens, rows_of_logits, options.threads);
+  estimate.beside =
+      (options.bfloat16 ? kBesideBFloat16 : kBeside) + kernel_buffers(c, tokens, rows_of_logits, options.threads);
   // Spread experts are put together before they are copied.
   estimate.checkpoint = options.checkpoints ? (options.expert_ranks > 1 ? 6 : 3) * all_parameters * kFloat : 0;
   return estimate;
