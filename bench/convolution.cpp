@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "dovetail/base/kept_memory.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/convolution.h"

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/kept_memory.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/comm/group.h"

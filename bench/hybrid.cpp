@@ -34,6 +34,7 @@
 #include "bench/unequal_executors.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/base/kept_memory.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/hybrid/cluster_metrics.h"

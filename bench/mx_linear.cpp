@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "dovetail/base/kept_memory.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/models/gpt.h"

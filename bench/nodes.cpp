@@ -22,6 +22,7 @@
 #include "bench/unequal_executors.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/base/kept_memory.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/hybrid/kmeans.h"

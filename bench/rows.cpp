@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/kept_memory.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/data/row_loader.h"

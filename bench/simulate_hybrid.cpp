@@ -31,6 +31,7 @@
 #include "bench/program.h"
 #include "bench/unequal_executors.h"
 #include "dovetail/base/file.h"
+#include "dovetail/base/kept_memory.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/comm/cost_model.h"

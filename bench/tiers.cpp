@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/kept_memory.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/parallel.h"
 #include "dovetail/base/rng.h"

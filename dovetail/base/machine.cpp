@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <hwloc.h>
-#include <malloc.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -88,13 +87,6 @@ std::string format_scaled(double value, std::initializer_list<const char*> units
 }
 
 }  // namespace
-
-void keep_freed_memory() {
-#if defined(__GLIBC__)
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  mallopt(M_TRIM_THRESHOLD, -1);  // none
-#endif
-}
 
 bool has_bfloat16_instructions() {
   static const std::string simd = simd_name();

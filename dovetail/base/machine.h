@@ -37,11 +37,6 @@ uint64_t resident_bytes();
 uint64_t peak_resident_bytes();
 void reset_peak_resident();
 
-/// Keeps blocks that are freed with this process, where glibc would give large ones back to the system: a training step
-/// frees and takes the same memory again and again, and every page that comes back costs a fault. For programs that
-/// train, at their start.
-void keep_freed_memory();
-
 /// "3.2 M", "124 M"; "1.5 GB" (decimal); "1:12".
 std::string format_count(double count);
 std::string format_bytes(double bytes);

@@ -1,5 +1,6 @@
 #include <nlohmann/json.hpp>
 
+#include "dovetail/base/kept_memory.h"
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/cli/command.h"

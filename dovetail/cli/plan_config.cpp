@@ -1,3 +1,4 @@
+#include "dovetail/base/kept_memory.h"
 #include "dovetail/cli/plan_config.h"
 
 #include <fmt/format.h>

@@ -14,6 +14,11 @@ int64_t qkv_width(const ModelConfig& c) { return (c.heads + 2 * c.kv_heads) * c.
 
 int64_t norm_size(const ModelConfig& c) { return c.norm == "layernorm" && c.bias ? 2 * c.width : c.width; }
 
+// Resident beside all tensors, measured as what a model of nothing takes: pages of libraries that the first step is the
+// first to use (8 MB), autograd's nodes, stacks and what malloc keeps of small objects. Products in bfloat16 are
+// oneDNN's, which generates code for each shape.
+constexpr int64_t kBeside = int64_t{12} << 20, kBesideBFloat16 = int64_t{24} << 20;
+
 /// One feed-forward, and which share of the tokens goes through it: of E experts each takes k / E.
 struct FeedForwardPart {
   int64_t width;
@@ -141,6 +146,20 @@ int64_t logits_rows(int64_t tokens, int64_t vocab_size, int64_t element) {
   return std::clamp(kChunkBytes / (vocab_size * element), std::min(tokens, kLeastRows), tokens);
 }
 
+/// Of tensors that take `bytes` at their peak, with the freed blocks that `keep_freed_memory` keeps beyond it.
+int64_t with_kept(int64_t bytes) { return bytes + bytes / 16; }
+
+/// Buffers of the kernels: packed operands of a product (ops/gemm_simd.cpp: three panels of at most 8 MiB, or all of a
+/// small operand), and of each thread a block of rows and one head's keys and values with their gradients.
+int64_t kernel_buffers(const ModelConfig& c, int64_t tokens, int64_t rows_of_logits, int threads) {
+  constexpr int64_t kFloat = sizeof(float), kPanels = 3 * (int64_t{8} << 20), kRows = 112 * 768 * kFloat;
+  const int64_t ffn = c.moe.experts > 0 ? c.moe.ffn_width : c.ffn_width;
+  const int64_t widest = std::max({c.width, ffn, c.heads * c.head_dim});
+  const int64_t operand = std::max(widest * std::max(tokens, up_width(c.activation, ffn)),
+                                   c.width * std::max(c.vocab_size, rows_of_logits));
+  return std::min(kPanels, operand * kFloat) + threads * (kRows + 5 * c.context * c.head_dim * kFloat);
+}
+
 }  // namespace
 
 ModelSize model_size(const ModelConfig& c) {
@@ -161,6 +180,12 @@ ModelSize model_size(const ModelConfig& c) {
   size.flops_per_token = 6.0 * met + 6.0 * static_cast<double>(attention);
   return size;
 }
+
+int64_t MemoryEstimate::total() const {
+  return with_kept(std::max(of_step(), weights + optimizer + all_gradients + checkpoint)) + beside;
+}
+
+int64_t MemoryEstimate::while_saving() const { return with_kept(of_step() + checkpoint) + beside; }
 
 MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions& options) {
   constexpr int64_t kFloat = sizeof(float);
@@ -196,7 +221,8 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   const auto held = options.accumulate || options.distributed ? gradients : 0;
 
   // Beginning of backward. The head's gradients, of its input and matrix, are made in forward.
-  const auto logits = logits_rows(tokens, c.vocab_size, element) * c.vocab_size * element;
+  const auto rows_of_logits = logits_rows(tokens, c.vocab_size, element);
+  const auto logits = rows_of_logits * c.vocab_size * element;
   const auto head_workspace = stream + logits;  // the head's input, a chunk of logits
   // In backward of the last feed-forward. ffn.down, quantized, has the gradients of the activation and of ffn.up beside
   // each other and, if its quantizer reads whole tensors, the activation. ffn.up, quantized, has two copies of its
@@ -224,10 +250,13 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
                                     .workspace = stream + std::max(head_workspace, ffn_workspace)};
   // Its end: a tied matrix has two gradients for a moment, that of the head and that of the embedding.
   const auto end = MemoryEstimate{.gradients = gradients + (c.tied || held > 0 ? table : 0), .workspace = stream};
-  const auto& peak = begin.total() > end.total() ? begin : end;
+  const auto& peak = begin.of_step() > end.of_step() ? begin : end;
   estimate.gradients = peak.gradients;
   estimate.activations = peak.activations;
   estimate.workspace = peak.workspace;
+  estimate.all_gradients = gradients;
+  estimate.beside =
+      (options.bfloat16 ? kBesideBFloat16 : kBeside) + kernel_buffers(c, tokens, rows_of_logits, options.threads);
   // Spread experts are put together before they are copied.
   estimate.checkpoint = options.checkpoints ? (options.expert_ranks > 1 ? 6 : 3) * all_parameters * kFloat : 0;
   return estimate;

@@ -30,20 +30,29 @@ struct MemoryEstimateOptions {
   bool recompute = false;
   bool distributed = false;  ///< gradients in reduction buckets, float32
   int64_t expert_ranks = 1;  ///< ranks that experts are spread over; each has as many rows as if it had all of them
-  bool checkpoints = false;  ///< checkpoints are written beside the next steps
+  bool checkpoints = false;  ///< this rank writes checkpoints
+  int threads = 1;
 };
 
-/// Bytes of one training step at its peak, which stands either at the beginning of backward (all activations, gradients
-/// of the head only) or at its end (all gradients, no activations). For the fused CPU kernels: docs/models.md derives
-/// the formula and tests hold it against what is allocated.
+/// Bytes that training takes beyond what the process has before there is a model. A step's peak stands either at the
+/// beginning of backward (all activations, gradients of the head only) or at its end (all gradients, no activations).
+/// For the fused CPU kernels: docs/models.md derives the formula, and tests hold it against what is allocated and
+/// against resident memory.
 struct MemoryEstimate {
-  int64_t weights = 0;      ///< as computed with
-  int64_t gradients = 0;    ///< those that live at the peak
-  int64_t optimizer = 0;    ///< both moments, and under bfloat16 the float32 masters
-  int64_t activations = 0;  ///< kept for backward, at the peak
-  int64_t workspace = 0;    ///< temporaries: gradients of activations, a chunk of logits
-  int64_t checkpoint = 0;   ///< float32 copy of weights and moments that is being written
-  int64_t total() const { return weights + gradients + optimizer + activations + workspace + checkpoint; }
+  int64_t weights = 0;        ///< as computed with
+  int64_t gradients = 0;      ///< those that live at the step's peak
+  int64_t optimizer = 0;      ///< both moments, and under bfloat16 the float32 masters
+  int64_t activations = 0;    ///< kept for backward, at the step's peak
+  int64_t workspace = 0;      ///< temporaries: gradients of activations, a chunk of logits
+  int64_t checkpoint = 0;     ///< float32 copy of weights and moments that is being written
+  int64_t all_gradients = 0;  ///< those that live when this copy is made
+  int64_t beside = 0;         ///< everything but tensors: buffers of kernels, code, stacks, rows read ahead
+
+  /// Of a step, or where it is more, of the moment at which the copy for a checkpoint is made.
+  int64_t total() const;
+  /// The same if the next step reaches its peak while the copy is still being written.
+  int64_t while_saving() const;
+  int64_t of_step() const { return weights + gradients + optimizer + activations + workspace; }
 };
 MemoryEstimate memory_estimate(const ModelConfig& config, const MemoryEstimateOptions& options);
 

@@ -4,7 +4,6 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/Storage.h>
 #include <fmt/format.h>
-#include <malloc.h>
 
 #include <algorithm>
 #include <cstring>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/kept_memory.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/plan/host_tier.h"
 #include "dovetail/plan/layout.h"
@@ -87,9 +87,7 @@ struct Executor::State {
       std::memcpy(between_steps[t], storage.data(), storage.nbytes());
       storage.set_data_ptr_noswap(c10::DataPtr(between_steps[t], c10::Device(c10::DeviceType::CPU)));
     }
-#if defined(__GLIBC__)
-    malloc_trim(0);  // what they had, and steps without a plan: the system counts it as ours otherwise
-#endif
+    give_back_freed_memory();  // what they had, and steps without a plan: the system counts it as ours otherwise
   }
 
   void give_back() noexcept {

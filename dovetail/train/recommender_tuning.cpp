@@ -25,10 +25,10 @@ std::vector<int64_t> groups_to_try(int64_t asked, int64_t tables) {
 }
 
 bool fits(const ResolvedRun& run, int64_t micro_batch) {
-  const double of_sample = static_cast<double>(run.memory.activations) / static_cast<double>(run.micro_batch);
-  const double of_rank =
-      static_cast<double>(run.memory.total() - run.memory.activations) + of_sample * static_cast<double>(micro_batch);
-  return of_rank * run.local_ranks <= static_cast<double>(run.available_bytes);
+  MemoryEstimate estimate = run.memory;
+  estimate.activations = static_cast<int64_t>(static_cast<double>(estimate.activations) /
+                                              static_cast<double>(run.micro_batch) * static_cast<double>(micro_batch));
+  return static_cast<double>(estimate.total()) * run.local_ranks <= static_cast<double>(run.available_bytes);
 }
 
 std::vector<int64_t> micro_batches_to_try(const ResolvedRun& run) {

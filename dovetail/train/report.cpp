@@ -173,9 +173,11 @@ Json make_tiles(const RunFiles& run, const Figures& f) {
   add(f.seconds > 0 ? f.seconds : kNaN, "time", format_duration(f.seconds), "with evaluation");
   const Json peak = value_at(run.machine, {"memory", "peak_bytes"});
   if (peak.is_number()) {
-    const Json estimate = value_at(run.machine, {"memory", "estimate_bytes"});
-    add(1, "peak memory", format_bytes(peak.get<double>()),
-        estimate.is_number() ? "estimated " + format_bytes(estimate.get<double>()) : "");
+    const Json estimate = value_at(run.machine, {"memory", "estimate_bytes"}),
+               most = value_at(run.machine, {"memory", "most_bytes"});
+    std::string note = estimate.is_number() ? "estimated " + format_bytes(estimate.get<double>()) : "";
+    if (!note.empty() && most.is_number() && most > estimate) note += " to " + format_bytes(most.get<double>());
+    add(1, "peak memory", format_bytes(peak.get<double>()), note);
   }
   return tiles;
 }

@@ -198,11 +198,12 @@ void resolve_precision_and_size(ResolvedRun& run, Group& group, const std::optio
                                                   .recompute = run.config.train.checkpoint_activations,
                                                   .distributed = group.size() > 1,
                                                   .expert_ranks = run.config.parallel.expert,
-                                                  .checkpoints = group.rank() == 0});
+                                                  .checkpoints = group.rank() == 0,
+                                                  .threads = run.threads});
   if (run.precision.compute == at::kDouble) {
     // The estimate is for FP32; every tensor of a step is twice as wide in FP64.
     for (int64_t* part : {&run.memory.weights, &run.memory.gradients, &run.memory.optimizer, &run.memory.activations,
-                          &run.memory.workspace, &run.memory.checkpoint}) {
+                          &run.memory.workspace, &run.memory.checkpoint, &run.memory.all_gradients}) {
       *part *= 2;
     }
   }
@@ -220,6 +221,12 @@ double tokens_that_hide_weights(double flops, double bytes_per_s, int64_t elemen
   return flops / bytes_per_s * static_cast<double>(element) / 2;
 }
 
+int64_t most_memory(const ResolvedRun& run) {
+  const int64_t every = run.config.checkpoint.every_steps;
+  const bool saves_between_steps = every > 0 && every < run.config.train.steps;
+  return saves_between_steps ? std::max(run.memory.total(), run.memory.while_saving()) : run.memory.total();
+}
+
 std::string summary_line(const ResolvedRun& run) {
   const ModelConfig& model = run.config.model;
   std::string line =
@@ -232,9 +239,12 @@ std::string summary_line(const ResolvedRun& run) {
                             : "",
                         run.data.tokenizer_kind, run.data.tokenizer_vocab, model.context, run.precision.name);
   if (!run.precision.reason.empty()) line += fmt::format(" ({})", run.precision.reason);
-  line += fmt::format(" · {}FLOP/{} · needs {} of {}", format_count(run.size.flops_per_token), run.config.unit(),
-                      format_bytes(static_cast<double>(run.memory.total()) * run.local_ranks),
+  const auto of_machine = [&](int64_t bytes) { return format_bytes(static_cast<double>(bytes) * run.local_ranks); };
+  line += fmt::format(" · {}FLOP/{} · needs {} more of {} available", format_count(run.size.flops_per_token),
+                      run.config.unit(), of_machine(run.memory.total()),
                       format_bytes(static_cast<double>(run.available_bytes)));
+  if (most_memory(run) > run.memory.total())
+    line += fmt::format(" (up to {} while a checkpoint is written)", of_machine(most_memory(run)));
   for (const std::string& sha256 : run.data.sha256) line += fmt::format(" · data sha256 {}", sha256);
   return line;
 }

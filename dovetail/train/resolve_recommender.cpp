@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <numeric>
 
 #include "dovetail/base/error.h"
@@ -14,6 +15,9 @@ namespace dovetail {
 namespace {
 
 constexpr int64_t kFloat = sizeof(float);
+/// Resident beside tensors and rows, measured on a model of nothing: pages of libraries, stacks, and what malloc keeps
+/// in an arena for each thread that decodes rows.
+constexpr int64_t kBesideRows = int64_t{22} << 20;
 
 struct TotalSize {
   int64_t elements = 0, row_bytes = 0, state = 0;
@@ -50,6 +54,20 @@ double share_in_memory(const ResolvedRun& run, int64_t bytes) {
                           ? static_cast<double>(run.available_bytes) / (2.0 * run.local_ranks)
                           : static_cast<double>(asked);
   return std::min(1.0, most / static_cast<double>(std::max<int64_t>(1, bytes)));
+}
+
+/// Decoded rows that are kept, which take about as much as their text, and the batches that are read ahead: an id and
+/// an offset for each sparse feature, numbers and labels. Files that do not exist yet count nothing.
+int64_t bytes_of_rows(const RunConfig& config) {
+  constexpr int64_t kBatchesAhead = 4, kId = sizeof(int64_t);
+  int64_t decoded = 0;
+  for (const std::string& file : config.rows.files) {
+    std::error_code absent;
+    const auto bytes = std::filesystem::file_size(file, absent);
+    if (!absent) decoded += static_cast<int64_t>(bytes);
+  }
+  const int64_t row = 2 * kId * std::ssize(config.rows.sparse) + kFloat * (config.rows.num_dense() + 1);
+  return std::min(config.rows.cache_bytes, decoded) + kBatchesAhead * config.train.batch * row;
 }
 
 }  // namespace
@@ -91,7 +109,9 @@ void resolve_recommender_size(ResolvedRun& run, Group& group) {
                 .gradients = kFloat * (dense + config.train.batch * tables.columns),
                 .optimizer = kFloat * 2 * dense + in_memory(state_bytes),
                 .activations = kFloat * run.micro_batch * 4 * wide,
-                .checkpoint = kFloat * 3 * dense};
+                .checkpoint = kFloat * 3 * dense,
+                .all_gradients = kFloat * dense,
+                .beside = kBesideRows + bytes_of_rows(config)};
 }
 
 std::string recommender_summary(const ResolvedRun& run) {

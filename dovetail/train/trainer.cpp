@@ -13,6 +13,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/base/gpu.h"
+#include "dovetail/base/kept_memory.h"
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/io/checkpoint.h"
@@ -47,8 +48,14 @@ std::vector<std::string> command_line() {
 /// GPU what its allocator gave out.
 class PeakMemory {
  public:
-  explicit PeakMemory(at::Device device) : on_gpu_(device.is_cuda()), baseline_bytes_(on_gpu_ ? 0 : resident_bytes()) {
-    on_gpu_ ? reset_gpu_peak() : reset_peak_resident();
+  explicit PeakMemory(at::Device device) : on_gpu_(device.is_cuda()) {
+    if (on_gpu_) {
+      reset_gpu_peak();
+      return;
+    }
+    give_back_freed_memory();  // else training has for nothing what preparing the text left
+    baseline_bytes_ = resident_bytes();
+    reset_peak_resident();
   }
   uint64_t bytes() const {
     const uint64_t peak_bytes = on_gpu_ ? gpu_memory().peak_bytes : peak_resident_bytes();
@@ -57,38 +64,40 @@ class PeakMemory {
 
  private:
   bool on_gpu_;
-  uint64_t baseline_bytes_;
+  uint64_t baseline_bytes_ = 0;
 };
 
 /// machine.json (docs/training.md).
 nlohmann::ordered_json machine_record(const ResolvedRun& run, const TrainingLoop& training, int ranks,
                                       uint64_t peak_bytes, bool finished) {
-  return {
-      {"version", DOVETAIL_VERSION},
-      {"command_line", command_line()},
-      {"machine", machine_json()},
-      {"ranks", ranks},
-      {"steps", training.total_steps()},
-      {"threads", run.threads},
-      {"device", run.device.str()},
-      {"precision",
-       {{"recipe", run.precision.recipe}, {"compute", run.precision.name}, {"reason", run.precision.reason}}},
-      {"parameters", run.size.parameters},
-      {"flops_per_token", run.size.flops_per_token},
-      {"tokens_of_an_expert", tokens_of_an_expert(run.config, run.micro_batch)},
-      {"peak_flops", run.precision.peak_flops * ranks},
-      {"memory",
-       {{"estimate_bytes", run.memory.total()}, {"available_bytes", run.available_bytes}, {"peak_bytes", peak_bytes}}},
-      {"data",
-       {{"path", run.config.data.path},
-        {"sha256", run.data.sha256},
-        {"tokenizer", run.data.tokenizer_kind},
-        {"vocab_size", run.data.tokenizer_vocab},
-        {"train_tokens", run.data.train_tokens},
-        {"validation_tokens", run.data.validation_tokens},
-        {"sources", training.data_summary()}}},
-      {"resumed_from", training.state().resumed_from},
-      {"finished", finished}};
+  return {{"version", DOVETAIL_VERSION},
+          {"command_line", command_line()},
+          {"machine", machine_json()},
+          {"ranks", ranks},
+          {"steps", training.total_steps()},
+          {"threads", run.threads},
+          {"device", run.device.str()},
+          {"precision",
+           {{"recipe", run.precision.recipe}, {"compute", run.precision.name}, {"reason", run.precision.reason}}},
+          {"parameters", run.size.parameters},
+          {"flops_per_token", run.size.flops_per_token},
+          {"tokens_of_an_expert", tokens_of_an_expert(run.config, run.micro_batch)},
+          {"peak_flops", run.precision.peak_flops * ranks},
+          {"memory",
+           {{"estimate_bytes", run.memory.total()},
+            {"most_bytes", most_memory(run)},
+            {"available_bytes", run.available_bytes},
+            {"peak_bytes", peak_bytes}}},
+          {"data",
+           {{"path", run.config.data.path},
+            {"sha256", run.data.sha256},
+            {"tokenizer", run.data.tokenizer_kind},
+            {"vocab_size", run.data.tokenizer_vocab},
+            {"train_tokens", run.data.train_tokens},
+            {"validation_tokens", run.data.validation_tokens},
+            {"sources", training.data_summary()}}},
+          {"resumed_from", training.state().resumed_from},
+          {"finished", finished}};
 }
 
 /// Of the last cache of a processor that does not say; 0 and -1 are such answers.
@@ -114,7 +123,7 @@ void say_how_full_experts_are(const ResolvedRun& run) {
 void say_what_is_trained(const ResolvedRun& run) {
   log_info("{}", summary_line(run));
   say_how_full_experts_are(run);
-  const double needed = static_cast<double>(run.memory.total()) * run.local_ranks;
+  const double needed = static_cast<double>(most_memory(run)) * run.local_ranks;
   if (needed > static_cast<double>(run.available_bytes)) {
     log_warning(
         "a step is estimated to need {}, but {} is available; lower train.micro_batch or set "
