@@ -2,12 +2,19 @@
 
 usage: ./dev bench memory_estimate [--out FILE]
 
-Seven models train for a few steps on texts and rows that this program writes: the quickstart's in float32, bfloat16 and
-MXFP8, a GPT of 10 M parameters, a Llama with SwiGLU and grouped heads, a mixture of experts and a recommender. Each
-validates, and saves a checkpoint at its end. Measured is the highest resident memory of the process (VmHWM) above what
-it had right before the model was made. Claim: the estimate is within 15 % of it. A second run saves after each step. Its
-copy may or may not still be there when the next step reaches its peak, so it may take anything between the two figures
-that are printed, each give or take 15 %. Exit code 1 when a claim does not hold.
+Seven models train for a few steps on texts and rows that this program writes:
+
+- the quickstart's in float32, bfloat16 and MXFP8
+- a GPT of 10 M parameters
+- a Llama with SwiGLU and grouped heads
+- a mixture of experts
+- a recommender
+
+Each validates, and saves a checkpoint at its end. The measured figure is the maximum resident memory of the process
+(VmHWM) minus its resident memory right before the model was made. Claim: the estimate is within 15 % of it.
+
+A second run saves after each step. The checkpoint's copy may still be there when the next step reaches its peak. So the
+peak may lie anywhere between the two figures that are printed, each give or take 15 %. Exit code 1 if a claim fails.
 """
 
 import argparse

@@ -20,9 +20,9 @@ namespace dovetail {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kLeastKept = 128 << 10;  ///< smaller ones malloc keeps well
-constexpr size_t kSpareShare = 16;        ///< a part of the peak that is kept beyond it
-constexpr size_t kWasteShare = 8;         ///< a part of a block that may be larger than asked for
+constexpr size_t kLeastKept = 128 << 10;  ///< bytes; malloc serves smaller blocks
+constexpr size_t kSpareShare = 16;        ///< 1 / share of the peak may be kept beyond it
+constexpr size_t kWasteShare = 8;         ///< 1 / share of a request may be wasted by a larger block
 
 class KeptMemory : public c10::Allocator {
  public:
@@ -32,7 +32,7 @@ class KeptMemory : public c10::Allocator {
     if (bytes < kLeastKept) return behind_->allocate(bytes);
     const size_t rounded = (bytes + kPage - 1) / kPage * kPage;
     void* address = take(rounded);
-    if (address == nullptr) return behind_->allocate(bytes);  // which knows how to say that there is no memory
+    if (address == nullptr) return behind_->allocate(bytes);  // throws, with the size
     c10::profiledCPUMemoryReporter().New(address, bytes);
     return {address, address, &release, c10::Device(c10::DeviceType::CPU)};
   }
@@ -91,7 +91,7 @@ class KeptMemory : public c10::Allocator {
       self.behind_->raw_deallocate(address);
   }
 
-  /// False: the block is not from here.
+  /// Returns false for a block of another allocator.
   bool keep(void* address) {
     const std::lock_guard lock(mutex_);
     const auto used = used_.find(address);

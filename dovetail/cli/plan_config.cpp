@@ -1,4 +1,3 @@
-#include "dovetail/base/kept_memory.h"
 #include "dovetail/cli/plan_config.h"
 
 #include <fmt/format.h>
@@ -8,6 +7,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/base/kept_memory.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/median.h"
 #include "dovetail/cli/output.h"

@@ -14,9 +14,9 @@ int64_t qkv_width(const ModelConfig& c) { return (c.heads + 2 * c.kv_heads) * c.
 
 int64_t norm_size(const ModelConfig& c) { return c.norm == "layernorm" && c.bias ? 2 * c.width : c.width; }
 
-// Resident beside all tensors, measured as what a model of nothing takes: pages of libraries that the first step is the
-// first to use (8 MB), autograd's nodes, stacks and what malloc keeps of small objects. Products in bfloat16 are
-// oneDNN's, which generates code for each shape.
+// Resident memory that is no tensor, measured by training a model of width 1. 8 MB are pages of libraries that the
+// first step touches first. The rest are autograd's nodes, stacks and small objects. Products in bfloat16 are oneDNN's,
+// which generates code for each shape.
 constexpr int64_t kBeside = int64_t{12} << 20, kBesideBFloat16 = int64_t{24} << 20;
 
 /// One feed-forward, and which share of the tokens goes through it: of E experts each takes k / E.
@@ -146,11 +146,11 @@ int64_t logits_rows(int64_t tokens, int64_t vocab_size, int64_t element) {
   return std::clamp(kChunkBytes / (vocab_size * element), std::min(tokens, kLeastRows), tokens);
 }
 
-/// Of tensors that take `bytes` at their peak, with the freed blocks that `keep_freed_memory` keeps beyond it.
+/// Resident bytes if tensors take `bytes` at their peak: `keep_freed_memory` keeps a sixteenth beyond it.
 int64_t with_kept(int64_t bytes) { return bytes + bytes / 16; }
 
-/// Buffers of the kernels: packed operands of a product (ops/gemm_simd.cpp: three panels of at most 8 MiB, or all of a
-/// small operand), and of each thread a block of rows and one head's keys and values with their gradients.
+/// Bytes of the kernels' buffers. A product packs its operands: three panels of at most 8 MiB, or all of a small
+/// operand (ops/gemm_simd.cpp). Each thread has a block of rows and one head's keys and values with their gradients.
 int64_t kernel_buffers(const ModelConfig& c, int64_t tokens, int64_t rows_of_logits, int threads) {
   constexpr int64_t kFloat = sizeof(float), kPanels = 3 * (int64_t{8} << 20), kRows = 112 * 768 * kFloat;
   const int64_t ffn = c.moe.experts > 0 ? c.moe.ffn_width : c.ffn_width;

@@ -40,15 +40,15 @@ struct MemoryEstimateOptions {
 /// against resident memory.
 struct MemoryEstimate {
   int64_t weights = 0;        ///< as computed with
-  int64_t gradients = 0;      ///< those that live at the step's peak
+  int64_t gradients = 0;      ///< alive at the step's peak
   int64_t optimizer = 0;      ///< both moments, and under bfloat16 the float32 masters
   int64_t activations = 0;    ///< kept for backward, at the step's peak
   int64_t workspace = 0;      ///< temporaries: gradients of activations, a chunk of logits
   int64_t checkpoint = 0;     ///< float32 copy of weights and moments that is being written
-  int64_t all_gradients = 0;  ///< those that live when this copy is made
+  int64_t all_gradients = 0;  ///< alive when this copy is made
   int64_t beside = 0;         ///< everything but tensors: buffers of kernels, code, stacks, rows read ahead
 
-  /// Of a step, or where it is more, of the moment at which the copy for a checkpoint is made.
+  /// Maximum of a step's peak and of the moment at which the copy for a checkpoint is made.
   int64_t total() const;
   /// The same if the next step reaches its peak while the copy is still being written.
   int64_t while_saving() const;

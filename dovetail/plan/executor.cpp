@@ -87,7 +87,7 @@ struct Executor::State {
       std::memcpy(between_steps[t], storage.data(), storage.nbytes());
       storage.set_data_ptr_noswap(c10::DataPtr(between_steps[t], c10::Device(c10::DeviceType::CPU)));
     }
-    give_back_freed_memory();  // what they had, and steps without a plan: the system counts it as ours otherwise
+    give_back_freed_memory();  // blocks of these storages and of steps without a plan
   }
 
   void give_back() noexcept {

@@ -53,11 +53,11 @@ double tokens_of_an_expert(const RunConfig& config, int64_t micro_batch);
 /// each weight of `element` bytes.
 double tokens_that_hide_weights(double flops, double bytes_per_s, int64_t element);
 
-/// Bytes that training on this rank takes at most: where it saves between steps, with a copy beside a step's peak.
+/// Maximum bytes that training takes on this rank. A run that saves between steps adds a copy to a step's peak.
 int64_t most_memory(const ResolvedRun& run);
 
 /// "gpt 3.2 M parameters · bpe 2048 · context 256 · fp32 (bf16 probed: ...) · 19 MFLOP/token · needs 0.4 GB more of 23
-/// GB available (up to 0.5 GB while a checkpoint is written) · text sha256 5c1e...". Memory is of all ranks of this
+/// GB available (up to 0.5 GB while a checkpoint is written) · text sha256 5c1e...". Memory counts all ranks of this
 /// machine.
 std::string summary_line(const ResolvedRun& run);
 

@@ -56,8 +56,8 @@ double share_in_memory(const ResolvedRun& run, int64_t bytes) {
   return std::min(1.0, most / static_cast<double>(std::max<int64_t>(1, bytes)));
 }
 
-/// Decoded rows that are kept, which take about as much as their text, and the batches that are read ahead: an id and
-/// an offset for each sparse feature, numbers and labels. Files that do not exist yet count nothing.
+/// Bytes of decoded rows that are kept, about as many as their text has, and of batches read ahead. A row of a batch
+/// has an id and an offset for each sparse feature, numbers and labels. Files that do not exist yet count nothing.
 int64_t bytes_of_rows(const RunConfig& config) {
   constexpr int64_t kBatchesAhead = 4, kId = sizeof(int64_t);
   int64_t decoded = 0;

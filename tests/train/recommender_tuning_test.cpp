@@ -26,7 +26,7 @@ ResolvedRun run_with(uint64_t available_bytes) {
   return run;
 }
 
-/// What tensors of so many bytes are estimated to take, with freed blocks that are kept.
+/// Estimate for tensors of `bytes`, with the freed blocks that are kept.
 constexpr uint64_t with_kept(uint64_t bytes) { return bytes + bytes / 16; }
 
 std::vector<int64_t> micro_batches(const std::vector<TableSizes>& candidates) {
