@@ -23,6 +23,7 @@ endif()
 # Every file pays 3 to 5 s for templates that torch's headers leave pending. Batches pay once for eight files.
 option(CMAKE_UNITY_BUILD "Compile sources in batches" ON)
 set(CMAKE_UNITY_BUILD_BATCH_SIZE 8 CACHE STRING "Sources in a batch")
+set(CMAKE_UNITY_BUILD_RELOCATABLE ON)  # relative paths in batches, so that checkouts share the compiler cache
 # Programs bind to shared libraries when they start, so a changed library needs no new link of its users.
 set(CMAKE_LINK_DEPENDS_NO_SHARED ON)
 

@@ -33,7 +33,7 @@ def commands() -> dict[str, dict]:
         path = pathlib.Path(entry["file"])
         sources = [str(path)]
         if path.parent.name == "Unity":
-            sources = re.findall(r'#include "([^"]+)"', path.read_text())
+            sources = [str(ROOT / name) for name in re.findall(r'#include "([^"]+)"', path.read_text())]
         for source in sources:
             command = entry["command"].replace(f"-c {path}", f"-c {source}")
             known[os.path.relpath(source, ROOT)] = {**entry, "file": source, "command": command}
