@@ -5,7 +5,7 @@ usage: ./dev bench memory_estimate [--out FILE]
 Seven models train for a few steps on texts and rows that this program writes: the quickstart's in float32, bfloat16 and
 MXFP8, a GPT of 10 M parameters, a Llama with SwiGLU and grouped heads, a mixture of experts and a recommender. Each
 validates, and saves a checkpoint at its end. Measured is the highest resident memory of the process (VmHWM) above what
-it had right before the model was made. Claim: the estimate is within 15 % of it. A second run saves after each step. Its
+it had right before the model was made. Claim: the estimate is within 15 % of it. A second run saves each step: its
 copy may or may not still be there when the next step reaches its peak, so it may take anything between the two figures
 that are printed, each give or take 15 %. Exit code 1 when a claim does not hold.
 """
