@@ -13,7 +13,7 @@ Seven models train for a few steps on texts and rows that this program writes:
 Each validates, and saves a checkpoint at its end. The measured figure is the maximum resident memory of the process
 (VmHWM) minus its resident memory right before the model was made. Claim: the estimate is within 15 % of it.
 
-A second run saves after each step. The checkpoint's copy may still be there when the next step reaches its peak. So the
+A second run saves at each step. The checkpoint's copy may still be there when the next step reaches its peak. So the
 peak may lie anywhere between the two figures that are printed, each give or take 15 %. Exit code 1 if a claim fails.
 """
 
