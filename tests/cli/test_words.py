@@ -50,6 +50,8 @@ RIDDLES = [
     ("a.h", "/** Those that are\n * left. */\n", 1, "start"),
     ("a.cpp", 'option("--seed", "Of the initial centres and of the sample");\n', 1, "start"),
     ("a.cpp", 'throw UserError("two ranks hold rows, "\n                "of which one is dead");\n', 2, "phrase"),
+    ("a.cpp", "int rows = 1'000;  // of the rank's table\n", 1, "start"),
+    ("a.cpp", 'throw UserError("two ranks hold rows of "\n                "which one is dead");\n', 1, "phrase"),
     ("a.cu", "// Rows of up lie in\n// those\n// of gate.\n", 2, "phrase"),
     ("a.py", 'def f():\n    """That which is kept."""\n', 2, "start"),
     ("a.py", "x = 1  # made again each step\n", 1, "word"),
@@ -81,6 +83,7 @@ PLAIN = [
     ("docs/a.md", "What to expect:\n\n```\n# Of code, of which nothing is read\n```\n\nA key `those of`.\n"),
     ("docs/a.md", "Split. " + "auto: the fastest of all the splits that were measured. " * 4 + "\n"),
     ("docs/a.md", "- one item without a full stop\n" * 20),
+    ("a.h", "/// Fields:\n" + "/// - one item without a full stop\n" * 20 + "int a;\n"),
     ("data.txt", "Of which, of late.\n"),
 ]
 
@@ -103,6 +106,7 @@ def test_only_new_lines_count_committed_or_not(repository):
 
 
 def test_a_moved_file_is_not_new(repository):
+    repository.git("config", "diff.renames", "false")
     repository.git("mv", "old.h", "moved.h")
     repository.git("commit", "-q", "-m", "move")
     assert repository.check().returncode == 0
