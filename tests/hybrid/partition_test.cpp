@@ -14,6 +14,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "tests/base/temporary_folder.h"
+#include "tests/folder.h"
 
 namespace dovetail::hybrid::partition_test {
 namespace {
@@ -127,7 +128,7 @@ TEST(Partition, AgreesWithAnIntegerProgramOfHighs) {
   const test::TemporaryFolder folder;
   const auto in = folder.path() / "programs.json", out = folder.path() / "ends.json";
   std::ofstream(in) << programs;
-  const std::string script = (std::filesystem::path(__FILE__).parent_path() / "partition_oracle.py").string();
+  const std::string script = (test::tests_folder() / "hybrid/partition_oracle.py").string();
   ASSERT_EQ(std::system(fmt::format("{} {} '{}' '{}'", python, script, in.string(), out.string()).c_str()), 0);
   const auto ends = nlohmann::json::parse(read_file(out));
   for (size_t i = 0; i < cases.size(); ++i) {

@@ -13,6 +13,7 @@
 #include "dovetail/plan/graph.h"
 #include "dovetail/plan/profile.h"
 #include "tests/base/temporary_folder.h"
+#include "tests/folder.h"
 #include "tests/plan/random_graph.h"
 
 namespace dovetail::plan::check_test {
@@ -460,7 +461,7 @@ for line in open(sys.argv[2]):
         print(json.dumps({"valid": False, "error": str(bad)}))
 )");
   const char* python = std::getenv("DOVETAIL_PYTHON");
-  const auto source = std::filesystem::path(__FILE__).parent_path();
+  const auto source = test::tests_folder() / "plan";
   ASSERT_EQ(std::system(fmt::format("{} {} {} {} > {}", python != nullptr ? python : "python3", script.string(),
                                     source.string(), (folder.path() / "pairs.jsonl").string(),
                                     (folder.path() / "verdicts").string())

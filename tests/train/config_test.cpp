@@ -8,6 +8,7 @@
 #include "dovetail/base/file.h"
 #include "dovetail/train/memory_section.h"
 #include "tests/base/temporary_folder.h"
+#include "tests/folder.h"
 
 namespace dovetail::config_test {
 namespace {
@@ -157,7 +158,7 @@ TEST_F(RunConfigFile, TellsWhatMemoryMayAllow) {
 }
 
 TEST(RunConfigs, EveryShippedConfigLoads) {
-  const auto folder = std::filesystem::path(__FILE__).parent_path() / "../../configs";
+  const auto folder = test::tests_folder() / "../configs";
   int count = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     if (entry.path().extension() != ".toml") continue;

@@ -18,6 +18,7 @@
 #include "dovetail/base/file.h"
 #include "dovetail/base/rng.h"
 #include "tests/base/temporary_folder.h"
+#include "tests/folder.h"
 
 namespace dovetail::ranking_metrics_test {
 namespace {
@@ -214,8 +215,8 @@ TEST(Ranking, AgreesWithScikitLearn) {
          {"labels", std::vector<float>(rows.labels.data_ptr<float>(), rows.labels.data_ptr<float>() + 2000)}});
   }
   std::ofstream(in) << sets;
-  const std::string script = (std::filesystem::path(__FILE__).parent_path() / "ranking_oracle.py").string() + " '" +
-                             in.string() + "' '" + out.string() + "'";
+  const std::string script =
+      (test::tests_folder() / "train/ranking_oracle.py").string() + " '" + in.string() + "' '" + out.string() + "'";
   ASSERT_EQ(std::system((std::string(python) + " " + script).c_str()), 0);
   const auto theirs = nlohmann::json::parse(read_file(out));
   for (size_t i = 0; i < all.size(); ++i) {
