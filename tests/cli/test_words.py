@@ -84,6 +84,7 @@ PLAIN = [
     ("docs/a.md", "Split. " + "auto: the fastest of all the splits that were measured. " * 4 + "\n"),
     ("docs/a.md", "- one item without a full stop\n" * 20),
     ("a.h", "/// Fields:\n" + "/// - one item without a full stop\n" * 20 + "int a;\n"),
+    ("docs/config.md", "| key | parts, of which one |\n"),
     ("data.txt", "Of which, of late.\n"),
 ]
 
@@ -139,6 +140,18 @@ def test_without_main_the_last_commit_counts(repository):
     assert result.returncode == 1
     assert "riddle.h:1" in result.stdout
     assert "the previous commit" in result.stderr
+
+
+def test_a_clone_compares_with_the_remote_main(repository, tmp_path_factory):
+    repository.commit("riddle.h", "// Of nothing.\n")
+    repository.commit("plain.h", "// Rows of one table.\n")
+    clone = tmp_path_factory.mktemp("clone") / "full"
+    repository.git("clone", "-q", str(repository.folder), str(clone))
+    repository.folder = clone
+    result = repository.check()
+    assert result.returncode == 1
+    assert "riddle.h:1" in result.stdout
+    assert "the merge base with origin/main" in result.stderr
 
 
 def test_a_shallow_clone_says_that_it_cannot_see_the_last_commit(repository, tmp_path_factory):
