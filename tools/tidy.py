@@ -49,7 +49,7 @@ def database(files: list[str], known: dict[str, dict]) -> pathlib.Path:
         entry = dict(known[name])
         command = re.sub(r"-include \S*cmake_pch\.hxx", "", entry["command"])
         command = re.sub(r"^.*?(/usr/bin/c\+\+|/usr/bin/g\+\+)", "/usr/bin/c++", command)
-        command = command.replace("-Winvalid-pch", "").replace("-fopenmp", "")
+        command = re.sub(r"-Winvalid-pch|-Wno-subobject-linkage|-fopenmp", "", command)
         entry["command"] = command
         entries.append(entry)
     (folder / "compile_commands.json").write_text(json.dumps(entries))

@@ -159,8 +159,8 @@ TEST(DeadRank, EveryOtherRankNamesItAtOnce) {
       EXPECT_THAT(errors[static_cast<size_t>(r)],
                   r == dead
                       ? ::testing::Eq("")
-                      : ::testing::Matcher<std::string>(AllOf(HasSubstr("all_reduce (call "),
-                                                            HasSubstr(fmt::format("rank {} stopped answering", dead)))))
+                      : ::testing::Matcher<std::string>(AllOf(
+                            HasSubstr("all_reduce (call "), HasSubstr(fmt::format("rank {} stopped answering", dead)))))
           << "rank " << r;
   }
 }

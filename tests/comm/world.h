@@ -96,7 +96,8 @@ class World {
       const double after_s = time_of(fmt::format("rank{}", r)) - time_of("death");
       EXPECT_GT(after_s, 0);
       EXPECT_LT(after_s, 1.0) << "rank " << r << " of " << size_ << " when rank " << dead << " died";
-      ::testing::Test::RecordProperty(fmt::format("death_of_{}_known_by_{}_s", dead, r), fmt::format("{:.3f}", after_s));
+      ::testing::Test::RecordProperty(fmt::format("death_of_{}_known_by_{}_s", dead, r),
+                                      fmt::format("{:.3f}", after_s));
     }
     std::filesystem::remove_all(folder);
   }

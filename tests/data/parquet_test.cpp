@@ -70,7 +70,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Parquet, ::testing::Values("string.parquet", "la
 TEST(ParquetErrors, NameFileAndColumn) {
   EXPECT_THAT(refusal(fixture("string.parquet"), "body"),
               ::testing::AllOf(HasSubstr("`body`"), HasSubstr("`number` (int64)"), HasSubstr("text_field"),
-                             HasSubstr("string.parquet")));
+                               HasSubstr("string.parquet")));
   EXPECT_THAT(refusal(fixture("string.parquet"), "number"), HasSubstr("int64"));
   EXPECT_THAT(refusal(fixture("string.parquet"), "nested"), HasSubstr("struct"));
   EXPECT_THAT(refusal(fixture("dictionary.parquet"), "text"), HasSubstr("dictionary"));

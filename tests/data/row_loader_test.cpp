@@ -242,11 +242,11 @@ TEST_F(RowLoaderTest, LeavesOutBadRowsOrRefusesThem) {
     return std::string("accepted");
   };
   EXPECT_THAT(refusal(), ::testing::AllOf(HasSubstr("bad.tsv: row 1, column `id`: the id 1000 is out of range"),
-                                        HasSubstr("rows.bad_row")));
+                                          HasSubstr("rows.bad_row")));
   config_.bad_row = "skip";
   config_.max_bad_rows = 2;
   EXPECT_THAT(refusal(), ::testing::AllOf(HasSubstr("bad.tsv: row 1"), HasSubstr("bad.tsv: row 2: 2 fields, not 6"),
-                                        HasSubstr("bad.tsv: row 4")));
+                                          HasSubstr("bad.tsv: row 4")));
   config_.max_bad_rows = 3;
   RowLoader loader(config_, {.batch = 3});
   EXPECT_EQ(loader.statistics().bad, 3);
@@ -308,8 +308,8 @@ TEST_F(RowLoaderTest, WarnsOfWhatTeachesNothing) {
   config.sparse = {{.columns = {"a"}}, {.columns = {"few"}}};
   const std::vector<std::string> warnings = row_warnings(RowLoader(config, {}).statistics());
   EXPECT_THAT(warnings, ::testing::ElementsAre(HasSubstr("label `y` is 1"), HasSubstr("`same` is 5"),
-                                             HasSubstr("`nothing` is missing"), HasSubstr("feature `a` is the same"),
-                                             HasSubstr("feature `few`: 100 %")));
+                                               HasSubstr("`nothing` is missing"), HasSubstr("feature `a` is the same"),
+                                               HasSubstr("feature `few`: 100 %")));
   config.label = {"y > 2"};
   EXPECT_THAT(row_warnings(RowLoader(config, {}).statistics()), ::testing::Contains(HasSubstr("label `y > 2` is 0")));
 }

@@ -424,9 +424,9 @@ TEST(PackedPlan, TakesThePackedBytesInTheArena) {
 TEST(PackedPlan, ACodecThatIsNotTheTensorsIsAnError) {
   PackedStep step(at::kFloat, 100);
   step.graph.graph.tensors[PackedStep::kSaved].codecs.reset();
-  EXPECT_THAT(
-      [&] { Executor(step.captured, step.graph, step.plan, {}); },
-      ::testing::ThrowsMessage<UserError>(::testing::HasSubstr("is packed by e4m3.round_up.float32, but it is not known")));
+  EXPECT_THAT([&] { Executor(step.captured, step.graph, step.plan, {}); },
+              ::testing::ThrowsMessage<UserError>(
+                  ::testing::HasSubstr("is packed by e4m3.round_up.float32, but it is not known")));
   step.graph.graph.tensors[PackedStep::kSaved].codecs.emplace();
   EXPECT_THROW(Executor(step.captured, step.graph, step.plan, {}), InvalidPlan);
 }
@@ -481,15 +481,16 @@ TEST_F(ExecutedPlan, WhatIsTooSmallToBeOffloadedMayNotStartOnTheHost) {
   plan_.actions.push_back({.op = Op::kOffload, .tensor = t});
   insert(at, {.op = Op::kFreeHost, .tensor = t});
   insert(0, {.op = Op::kPrefetch, .tensor = t});
-  EXPECT_THAT([&] { Executor(captured_, graph_, plan_, {}); },
-              ::testing::ThrowsMessage<UserError>(::testing::HasSubstr("norm.weight.momentum of 64 bytes is too small")));
+  EXPECT_THAT(
+      [&] { Executor(captured_, graph_, plan_, {}); },
+      ::testing::ThrowsMessage<UserError>(::testing::HasSubstr("norm.weight.momentum of 64 bytes is too small")));
 }
 
 TEST_F(ExecutedPlan, AnotherShapeIsAnError) {
   graph_.nodes[0].memory.places[0][0].bytes += 4;
   Executor executor(captured_, graph_, plan_, {});
-  EXPECT_THAT([&] { executor.run(); },
-              ::testing::ThrowsMessage<UserError>(::testing::HasSubstr("its shapes are not those of the captured step")));
+  EXPECT_THAT([&] { executor.run(); }, ::testing::ThrowsMessage<UserError>(
+                                           ::testing::HasSubstr("its shapes are not those of the captured step")));
   EXPECT_THAT([&] { executor.run(); }, ::testing::ThrowsMessage<UserError>(::testing::HasSubstr("cannot go on")));
 }
 

@@ -165,8 +165,8 @@ void finds_the_best_of_all_decisions(Random* of_host) {
     closed += made.report.bound_s >= best * (1 - 1e-6) ? 1 : 0;
     worst = std::max(worst, timeline.makespan_s / best);
   }
-  ::testing::Test::RecordProperty("optimal", fmt::format("{} of {} (greedy {}, proven {}), worst {:.3f}", optimal, cases,
-                                                       by_greedy, closed, worst));
+  ::testing::Test::RecordProperty("optimal", fmt::format("{} of {} (greedy {}, proven {}), worst {:.3f}", optimal,
+                                                         cases, by_greedy, closed, worst));
   EXPECT_EQ(cases, 12);
   EXPECT_GE(optimal, cases * 95 / 100) << "of " << cases << ", worst " << worst;
 }

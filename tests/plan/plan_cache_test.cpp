@@ -125,7 +125,8 @@ TEST_F(PlanCacheTest, AFileThatIsNoneOfOursIsNamed) {
                            R"({"version":1,"plans":[{"budget_bytes":1,"gaps":[9],"codecs":[0],"algorithms":[0]}]})",
                            R"({"version":1,"plans":[{"budget_bytes":1,"gaps":[0],"codecs":[0],"algorithms":[0]}]})"}) {
     std::ofstream(file) << text;
-    EXPECT_THAT([&] { cache_.find(graph_, {}); }, ::testing::ThrowsMessage<UserError>(::testing::HasSubstr(file.string())))
+    EXPECT_THAT([&] { cache_.find(graph_, {}); },
+                ::testing::ThrowsMessage<UserError>(::testing::HasSubstr(file.string())))
         << text;
   }
 }

@@ -166,8 +166,9 @@ TEST(Schedule, WhatWasOnTheHostBeforeIsPackedAnewForEachGap) {
   std::vector<Op> forms;
   for (const Action& action : made->plan.actions)
     if (action.tensor == 1 && action.op != Op::kFree) forms.push_back(action.op);
-  EXPECT_THAT(forms, ::testing::ElementsAre(Op::kOffload, Op::kPrefetch, Op::kCompress, Op::kDecompress, Op::kFreePacked,
-                                          Op::kCompress, Op::kDecompress, Op::kFreePacked, Op::kFreeHost));
+  EXPECT_THAT(forms,
+              ::testing::ElementsAre(Op::kOffload, Op::kPrefetch, Op::kCompress, Op::kDecompress, Op::kFreePacked,
+                                     Op::kCompress, Op::kDecompress, Op::kFreePacked, Op::kFreeHost));
 }
 
 // a0 waits packed, but is made again before it is unpacked, since b0 is, by the same node.

@@ -217,9 +217,9 @@ TEST(Solve, BelowTheFloorIsSaidBeforeSolving) {
   graph.budget_bytes = floor.bytes - 1;
   const std::string where = floor.node < 0 ? "when it begins" : graph.nodes[floor.node].name;
   EXPECT_THAT([&] { solve(graph, {}); },
-              ::testing::ThrowsMessage<UserError>(
-                  ::testing::AllOf(::testing::HasSubstr(fmt::format("below the floor of this step, {} bytes", floor.bytes)),
-                                 ::testing::HasSubstr(where))));
+              ::testing::ThrowsMessage<UserError>(::testing::AllOf(
+                  ::testing::HasSubstr(fmt::format("below the floor of this step, {} bytes", floor.bytes)),
+                  ::testing::HasSubstr(where))));
   // And no plan at all is below it.
   for (int round = 0; round < 200; ++round) {
     Graph other = random_step(random, 4);

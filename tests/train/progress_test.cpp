@@ -29,7 +29,8 @@ TEST(ProgressText, SaysWhatMattersOnPlainLines) {
 TEST(ProgressText, SaysHowEachTaskRanks) {
   ProgressState state = kMidway;
   state.auc = "late 0.6512, cancelled 0.7021";
-  EXPECT_THAT(progress_text(state, 0), ::testing::HasSubstr("val 1.934  auc late 0.6512, cancelled 0.7021  18.4k tok/s"));
+  EXPECT_THAT(progress_text(state, 0),
+              ::testing::HasSubstr("val 1.934  auc late 0.6512, cancelled 0.7021  18.4k tok/s"));
 }
 
 TEST(ProgressText, FitsEveryTerminal) {

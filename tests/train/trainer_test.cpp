@@ -116,7 +116,7 @@ TEST_P(EveryPrecision, AnInterruptedRunResumesBitForBit) {
 }
 INSTANTIATE_TEST_SUITE_P(Train, EveryPrecision,
                          ::testing::Values("fp32", "bf16", "fp64", "mxfp8", "mxfp4_stochastic", "fp8_tensor_delayed",
-                                         "fp8_block"));
+                                           "fp8_block"));
 
 TEST(Train, MicroBatchesAndRecomputationChangeOnlyTheRounding) {
   const test::TinyRun run;
