@@ -40,7 +40,7 @@ class FrontAllocator : public c10::Allocator {
     const auto& places = *current.places;
     if (current.next >= places.size() || places[current.next].bytes != static_cast<int64_t>(bytes))
       throw UserError(
-          fmt::format("plan: {} asks for {} bytes where {} were planned: its shapes are not those of the captured step",
+          fmt::format("plan: {} asks for {} bytes where {} were planned: its shapes differ from the captured step",
                       *current.operation, bytes, current.next < places.size() ? places[current.next].bytes : 0),
           "capture and plan the step anew");
     std::byte* address = places[current.next++].address;

@@ -489,8 +489,8 @@ TEST_F(ExecutedPlan, WhatIsTooSmallToBeOffloadedMayNotStartOnTheHost) {
 TEST_F(ExecutedPlan, AnotherShapeIsAnError) {
   graph_.nodes[0].memory.places[0][0].bytes += 4;
   Executor executor(captured_, graph_, plan_, {});
-  EXPECT_THAT([&] { executor.run(); }, ::testing::ThrowsMessage<UserError>(
-                                           ::testing::HasSubstr("its shapes are not those of the captured step")));
+  EXPECT_THAT([&] { executor.run(); },
+              ::testing::ThrowsMessage<UserError>(::testing::HasSubstr("its shapes differ from the captured step")));
   EXPECT_THAT([&] { executor.run(); }, ::testing::ThrowsMessage<UserError>(::testing::HasSubstr("cannot go on")));
 }
 
