@@ -18,7 +18,7 @@ import tree_sitter_cpp
 
 PARSER = tree_sitter.Parser(tree_sitter.Language(tree_sitter_cpp.language()))
 TYPES = {"class_specifier": "class", "struct_specifier": "struct", "enum_specifier": "enum"}
-TERM = re.compile(r"""([A-Za-z_][\w.]*(?:, [A-Za-z_]\w*)*|"[^"]+"|min_lr_ratio \w+) {2,}(\S.*)""")
+TERM = re.compile(r"""([A-Za-z_][\w.]*(?:, [A-Za-z_]\w*)*|"[^"]+") {2,}(\S.*)""")
 
 
 class Item(NamedTuple):
@@ -203,10 +203,10 @@ class Header(NamedTuple):
     namespaces: list[tuple[str, list[Item]]]
 
     def summary(self) -> str:
-        """The first sentence of its first comment."""
+        """The first sentence of its comments that has more than one word."""
         comments = [self.introduction, *(item.comment for _, items in self.namespaces for item in items)]
-        text = " ".join(next((c for c in comments if c), [])).split("  ")[0]
-        return re.split(r"(?<=[.:;]) (?=[A-Z`(])", text)[0].rstrip(":;")
+        sentences = (re.split(r"(?<=[.:;]) (?=[A-Z`(])", " ".join(c).split("  ")[0])[0] for c in comments)
+        return next((s for s in sentences if " " in s), "").rstrip(":;")
 
 
 def read_header(root: pathlib.Path, path: str) -> Header:
@@ -351,13 +351,6 @@ def page(header: Header, namespaces: set[str]) -> str:
     return "\n".join(out) + "\n"
 
 
-def table(rows: list[tuple[str, str]]) -> list[str]:
-    out = [".. list-table::", "   :widths: 30 70", "   :class: contents", ""]
-    for link, said in rows:
-        out += [f"   * - {link}", f"     - {said}"]
-    return [*out, ""]
-
-
 def write_pages(root: pathlib.Path, out: pathlib.Path) -> None:
     """One page a header, an index a folder and an index of folders, under `out`."""
     headers = [read_header(root, path) for path in public_headers(root)]
@@ -371,15 +364,13 @@ def write_pages(root: pathlib.Path, out: pathlib.Path) -> None:
         os.utime(file, (changed, changed))  # Sphinx reads again what is newer than its last build
     for folder in folders:
         inside = [header for header in headers if header.path.startswith(folder + "/")]
-        rows = [
-            (
-                f":doc:`{h.path.removeprefix(folder + '/')} </reference/cpp/{h.path.removesuffix('.h')}>`",
-                inline(h.summary()),
-            )
-            for h in inside
-        ]
+        lines = [".. rst-class:: terms", ""]
+        for header in inside:
+            target = f"/reference/cpp/{header.path.removesuffix('.h')}"
+            said = inline(header.summary()) or "No comment."
+            lines += [f":doc:`{header.path.removeprefix(folder + '/')} <{target}>`", f"   {said}"]
         title = f"dovetail/{folder}"
-        (out / folder / "index.rst").write_text("\n".join([title, "=" * len(title), "", *table(rows)]))
+        (out / folder / "index.rst").write_text("\n".join([title, "=" * len(title), "", *lines, ""]))
     names = "\n".join(f"   {folder}/index" for folder in folders)
     (out / "index.rst").write_text((root / "docs/site/cpp.rst").read_text() + f"\n.. toctree::\n\n{names}\n")
 

@@ -28,11 +28,13 @@ myst_links_external_new_tab = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
+autodoc_default_options = {"exclude-members": "extra_repr"}
 python_use_unqualified_type_names = True
 autosummary_generate = False
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 
+maximum_signature_line_length = 88  # a longer one has a line for each argument
 toc_object_entries_show_parents = "hide"
 highlight_language = "none"
 
