@@ -49,7 +49,7 @@ def entry(words):
 def listed():
     """Returns the commands that `./dev --help` lists."""
     text = subprocess.run([ROOT / "dev", "--help"], capture_output=True, text=True, check=True).stdout
-    return set(re.findall(r"^  (\w+) ", text, re.MULTILINE))
+    return set(re.findall(r"^  ([a-z]+) ", text, re.MULTILINE))
 
 
 @pytest.fixture(scope="module")
