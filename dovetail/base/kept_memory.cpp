@@ -21,7 +21,6 @@ namespace {
 
 constexpr size_t kPage = 4096;
 constexpr size_t kLeastKept = 128 << 10;  ///< bytes; malloc serves smaller blocks
-constexpr size_t kSpareShare = 16;        ///< 1 / share of the peak may be kept beyond it
 constexpr size_t kWasteShare = 8;         ///< 1 / share of a request may be wasted by a larger block
 
 class KeptMemory : public c10::Allocator {
@@ -73,7 +72,7 @@ class KeptMemory : public c10::Allocator {
   }
 
   Block map(size_t bytes) {
-    const size_t limit = std::max(most_in_use_ + most_in_use_ / kSpareShare, in_use_ + bytes);
+    const size_t limit = std::max(static_cast<size_t>(with_kept(static_cast<int64_t>(most_in_use_))), in_use_ + bytes);
     while (!oldest_first_.empty() && in_use_ + free_bytes_ + bytes > limit) unmap_oldest();
     for (;;) {
       void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/kept_memory.h"
 #include "dovetail/mx/feed_forward.h"
 
 namespace dovetail {
@@ -145,9 +146,6 @@ int64_t logits_rows(int64_t tokens, int64_t vocab_size, int64_t element) {
   constexpr int64_t kChunkBytes = int64_t{8} << 20, kLeastRows = 512;
   return std::clamp(kChunkBytes / (vocab_size * element), std::min(tokens, kLeastRows), tokens);
 }
-
-/// Resident bytes if tensors take `bytes` at their peak: `keep_freed_memory` keeps a sixteenth beyond it.
-int64_t with_kept(int64_t bytes) { return bytes + bytes / 16; }
 
 /// Bytes of the kernels' buffers. A product packs its operands: three panels of at most 8 MiB, or all of a small
 /// operand (ops/gemm_simd.cpp). Each thread has a block of rows and one head's keys and values with their gradients.

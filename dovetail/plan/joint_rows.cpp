@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kAllFetchStages = 64;  // stages; above, only the nearest fetches are looked at together
 constexpr int kFetchStarts = 16;     // stages before each reader from which on the fetch stream's load is bounded
-constexpr int kOffloadStarts = 24;   // stages before each one from which on that of the offload stream is
+constexpr int kOffloadStarts = 24;   // the same for the offload stream
 
 }  // namespace
 
