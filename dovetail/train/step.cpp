@@ -75,7 +75,11 @@ TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
   };
   moe::Pass pass = {.training = true, .seed = moe::StepSeed::at(&now_.place.seed)};
   if (group_->size() > 1) pass.sum_over_ranks = [this](at::Tensor& sums) { group_->all_reduce(sums); };
-  const int64_t passes_over = model_->expert_ranks() ? std::max(samples, place.most_samples) : samples;
+  // Ranks that meet in every forward pass make as many of them, some of nothing.
+  const moe::Config& moe = model_->config().moe;
+  const bool meet =
+      model_->expert_ranks() || (group_->size() > 1 && moe.experts > 0 && moe.load_scope == "global_batch");
+  const int64_t passes_over = meet ? std::max(samples, place.most_samples) : samples;
   reducer_.begin();
   for (int64_t first = 0; first < passes_over; first += options_.micro_batch) {
     const int64_t size = std::clamp(samples - first, int64_t{0}, options_.micro_batch);
