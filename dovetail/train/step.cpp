@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -106,10 +107,11 @@ TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
 /// Squares of this rank's share of the gradients that several ranks hold: over all ranks they are the global norm.
 std::vector<at::Tensor> TrainStep::squares_of_share() const {
   std::vector<at::Tensor> share;
+  // Holders of the same experts count alike; a rank with more experts has other indices behind them.
+  std::map<const Group*, int> count;
   for (size_t i = 0; i < reducer_.size(); ++i) {
     const Group& holders = reducer_.group(i);
-    if (i % static_cast<size_t>(holders.size()) == static_cast<size_t>(holders.rank()))
-      share.push_back(reducer_.gradient(i));
+    if (count[&holders]++ % holders.size() == holders.rank()) share.push_back(reducer_.gradient(i));
   }
   return squares_of(share);
 }

@@ -312,6 +312,7 @@ moe::Plan plan_beside(const test::TinyRun& run, ParallelSection asked) {
   const auto costs = run.file("costs-of-plans", "costs.json");
   std::filesystem::create_directories(costs.parent_path());
   write_file_atomically(costs, R"({"ranks_per_node": 2, "inside": {"latency_s": 1e-6, "bytes_per_s": 1},
+                                   "between": {"latency_s": 1e-6, "bytes_per_s": 1},
                                    "copy_bytes_per_s": 1e9, "call_s": 1e-6, "flops": 1e12, "source": "a test"})");
   asked.expert = 4;
   asked.ranks_per_node = 2;
