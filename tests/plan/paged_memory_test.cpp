@@ -87,8 +87,7 @@ TEST(PagedMemory, ARecordedStepIsTheSame) {
   const StepTensors tensors{.parameters = {{"weight", weight}}};
   const CapturedStep plain = record_step(step, tensors);
   const PagedAllocations paged(folder.path());
-  CapturedStep again = record_step(step, tensors);
-  EXPECT_NO_THROW(check_steady(plain, again));
+  EXPECT_NO_THROW(check_steady(plain, record_step(step, tensors)));
 }
 
 TEST(PagedMemory, SaysWhereNoFileCanBe) { EXPECT_THROW(PagedMemory("/nowhere"), UserError); }
