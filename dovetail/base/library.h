@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <optional>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -27,12 +28,11 @@ struct Literal {
 /// operator's name.
 at::Tensor readable(std::string_view schema, const at::Tensor& tensor);
 
+/// Arguments without tensors pass as they are.
 template <class T>
+  requires(!std::is_same_v<std::remove_cvref_t<T>, at::Tensor>)
 T&& readable(std::string_view, T&& other) {
   return std::forward<T>(other);
-}
-inline at::Tensor readable(std::string_view schema, at::Tensor& tensor) {
-  return readable(schema, std::as_const(tensor));
 }
 inline std::optional<at::Tensor> readable(std::string_view schema, const std::optional<at::Tensor>& tensor) {
   return tensor ? std::optional(readable(schema, *tensor)) : std::nullopt;

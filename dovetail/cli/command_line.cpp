@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <exception>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,17 +32,13 @@ void report(const std::string& text, const nlohmann::ordered_json& error, bool j
   if (json) print_json({{"error", error}});
 }
 
-/// Reports a failure that a restart of the job cannot mend, once for all ranks of a job.
-int end_with(int exit_code, const std::string& text, const nlohmann::ordered_json& error, bool json) {
-  const auto job = JobEnd::of_this_rank();
-  if (!job) {
-    report(text, error, json);
-    return exit_code;
-  }
-  if (job->may_report()) {
-    report(text, error, json);
-    job->announce(exit_code);
-  }
+/// Reports a failure that a restart cannot mend, once for all ranks of a job. Returns this process' exit code.
+int end_with(int exit_code, const std::optional<JobEnd>& job, const std::string& text,
+             const nlohmann::ordered_json& error, bool json) {
+  if (job && !job->may_report()) return 0;
+  report(text, error, json);
+  if (!job) return exit_code;
+  job->announce(exit_code);
   return 0;
 }
 
@@ -81,7 +78,7 @@ int run_command_line(int argc, char** argv) {
     job->announce(kFailed);
     return 0;
   } catch (const UserError& error) {
-    return end_with(kWrongInput, describe_error(error) + "\n",
+    return end_with(kWrongInput, job, describe_error(error) + "\n",
                     {{"kind", "input"},
                      {"message", error.what()},
                      {"help", error.help()},
@@ -94,7 +91,7 @@ int run_command_line(int argc, char** argv) {
     return kFailed;
   } catch (const std::exception& error) {
     const std::string message = without_stack_trace(error.what());
-    return end_with(kFailed, "error: " + message + "\n", failure(message), json);
+    return end_with(kFailed, job, "error: " + message + "\n", failure(message), json);
   }
 }
 

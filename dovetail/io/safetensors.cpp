@@ -47,7 +47,7 @@ constexpr DtypeName kDtypes[] = {
     {at::kBool, "BOOL"},
 };
 
-/// The format's other types, none of which our tensors have.
+/// Types of the format that a tensor here cannot have.
 constexpr std::string_view kOtherDtypes[] = {"F4",  "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
                                              "U16", "U32",     "U64",     "C64",     "C128"};
 

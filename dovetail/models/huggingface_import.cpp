@@ -98,7 +98,8 @@ std::string advice_about(std::string_view name) {
     return "its content is not the constant that follows from config.json: mend rope_theta or the sizes there, or "
            "leave the tensor out";
   if (has("_norm.") || has("layernorm.")) return "config.json describes a model without this norm";
-  if (name.ends_with(".bias")) return "import takes models whose biases are those of config.json's model_type";
+  if (name.ends_with(".bias"))
+    return "config.json's model_type has no bias here, and biases of variants are not supported";
   return "if config.json is right, save the model without this tensor: transformers' from_pretrained(...) and "
          "save_pretrained(...)";
 }

@@ -82,6 +82,22 @@ UserError no_native(const std::string& obstacle) {
   return UserError(fmt::format("precision.gemm = \"native\": {}", obstacle), "use precision.gemm = \"emulated\"");
 }
 
+/// Error of a recipe that leaves all Linears as they are. `ends` blocks at each end of the model stay in high
+/// precision.
+UserError nothing_quantized(const std::string& recipe, int64_t ends, int64_t blocks, size_t linears) {
+  if (ends == 0)
+    return UserError(fmt::format("precision.recipe = \"{}\" quantizes none of the model's {} Linears", recipe, linears),
+                     "see precision.override, which takes out layers");
+  return UserError(
+      fmt::format(
+          "precision.recipe = \"{}\" quantizes nothing here: it leaves {} block{} at each end in high precision, "
+          "and the model has {}",
+          recipe, ends, ends == 1 ? "" : "s", blocks),
+      fmt::format("use model.layers > {}, or a recipe without high_precision_ends (dovetail config --explain "
+                  "precision.recipe)",
+                  2 * ends));
+}
+
 }  // namespace
 
 void check_native(const mx::NativeDevice& device) {
@@ -142,18 +158,7 @@ Quantization::Quantization(GPT& model, const PrecisionSection& config, const std
     throw UserError(
         fmt::format("precision.override quantizes {}, but the run computes in fp64", layers_.front()->options().name),
         "use precision.recipe = \"bf16\" or \"fp32\"");
-  if (base.quantizes() && layers_.empty())
-    throw UserError(
-        ends > 0
-            ? fmt::format("precision.recipe = \"{}\" quantizes nothing here: it leaves {} block{} at each end in high "
-                          "precision, and the model has {}",
-                          name, ends, ends == 1 ? "" : "s", model.config().layers)
-            : fmt::format("precision.recipe = \"{}\" quantizes none of the model's {} Linears", name, linears.size()),
-        ends > 0
-            ? fmt::format("use model.layers > {}, or a recipe without high_precision_ends (dovetail config --explain "
-                          "precision.recipe)",
-                          2 * ends)
-            : "see precision.override, which takes out layers");
+  if (base.quantizes() && layers_.empty()) throw nothing_quantized(name, ends, model.config().layers, linears.size());
   if (gemm == mx::Gemm::kNative && layers_.empty())
     throw UserError(fmt::format("precision.gemm = \"native\", but nothing is quantized under {}", name),
                     "name a quantizing recipe (precision.recipe = \"mxfp8\"), or leave precision.gemm out");
