@@ -42,7 +42,6 @@ std::string mixtral_obstacle(const ModelConfig& c) {
     return fmt::format("model.moe.normalize = \"{}\" with k = {} (its weights add to 1)", m.normalize, m.k);
   if (m.scale != 1) return fmt::format("model.moe.scale = {} (it has 1)", m.scale);
   if (m.num_groups != 1) return fmt::format("model.moe.num_groups = {} (it has 1)", m.num_groups);
-  if (m.drop != "none") return "model.moe.drop = \"" + m.drop + "\" (it has none)";
   if (m.shared_experts > 0) return fmt::format("model.moe.shared_experts = {} (it has none)", m.shared_experts);
   if (m.every != 1) return fmt::format("model.moe.every = {} (it has 1)", m.every);
   if (m.bias_update_rate > 0) return fmt::format("model.moe.bias_update_rate = {} (it has none)", m.bias_update_rate);

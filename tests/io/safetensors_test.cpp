@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "tests/fuzz.h"
 
 namespace dovetail::safetensors_test {
 namespace {
@@ -307,8 +308,7 @@ std::string mutated(std::string bytes, std::mt19937_64& random) {
 }
 
 TEST_F(Safetensors, FuzzedFilesAreReadOrRefused) {
-  const char* wanted = std::getenv("DOVETAIL_FUZZ_INPUTS");
-  const int64_t inputs = wanted ? std::atoll(wanted) : 20000;
+  const int64_t inputs = test::fuzz_inputs(20000);
   const std::string seeds[] = {
       read_file(fixture("dtypes.safetensors")), read_file(fixture("shapes.safetensors")),
       file_of(R"({"__metadata__":{"k":"v"},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8)};
