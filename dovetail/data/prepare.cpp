@@ -93,8 +93,7 @@ class Preparation {
     fs::remove(folder_ / TokenManifest::kFile);
     sync_folder(folder_);
     remove_leftovers(folder_);
-    if (const std::string passed = describe_passed_over(corpus_.passed_over()); !passed.empty())
-      log_info("{}", passed);
+    if (const std::string passed = describe_passed_over(corpus_.passed_over()); !passed.empty()) log_info("{}", passed);
     corpus_.scan();
     manifest_.documents = static_cast<uint64_t>(corpus_.documents());
     manifest_.duplicates_skipped = static_cast<uint64_t>(corpus_.duplicates_skipped());
