@@ -34,7 +34,9 @@ class PrepareCommand : public Command {
   }
 
   void declare(Arguments& arguments) override {
-    arguments.positional("paths", &paths_, "Files, folders or globs: .txt, .md, source code, .jsonl, .parquet")
+    arguments
+        .positional("paths", &paths_,
+                    "Files, folders or globs: .txt, .md, source code, .jsonl, .json, .parquet; also gzip, zstd, bzip2")
         .completes(Completion::kFile);
     arguments.option("--out", "FOLDER", &out_, "Folder to make").completes(Completion::kFolder);
     arguments.option("--config", "FILE", &config_, "Prepare the data of this config instead of paths")
@@ -94,6 +96,9 @@ class PrepareCommand : public Command {
   }
 
   static nlohmann::ordered_json to_json(const PrepareResult& result) {
+    auto passed_over = nlohmann::ordered_json::array();
+    for (const PassedOver& file : result.passed_over)
+      passed_over.push_back({{"file", file.relative}, {"reason", file.reason}});
     return {{"folder", result.folder.string()},
             {"documents", result.documents},
             {"train_tokens", result.train_tokens},
@@ -103,6 +108,9 @@ class PrepareCommand : public Command {
             {"duplicates_skipped", result.duplicates_skipped},
             {"oversized_skipped", result.oversized_skipped},
             {"invalid_skipped", result.invalid_skipped},
+            {"empty_skipped", result.empty_skipped},
+            {"bad_skipped", result.bad_skipped},
+            {"passed_over", passed_over},
             {"sha256", result.sha256},
             {"reused", result.reused}};
   }
@@ -116,8 +124,11 @@ class PrepareCommand : public Command {
          {"documents", format_grouped(r.documents)},
          {"train", split(r.train_tokens, r.train_bytes)},
          {"validation", split(r.validation_tokens, r.validation_bytes)},
-         {"skipped", fmt::format("{} duplicates, {} too large, {} not UTF-8", format_grouped(r.duplicates_skipped),
-                                 format_grouped(r.oversized_skipped), format_grouped(r.invalid_skipped))},
+         {"skipped", fmt::format("{} duplicates, {} too large, {} not UTF-8, {} without text, {} bad records",
+                                 format_grouped(r.duplicates_skipped), format_grouped(r.oversized_skipped),
+                                 format_grouped(r.invalid_skipped), format_grouped(r.empty_skipped),
+                                 format_grouped(r.bad_skipped))},
+         {"passed over", fmt::format("{} files", format_grouped(static_cast<int64_t>(r.passed_over.size())))},
          {"sha256", r.sha256}}));
   }
 

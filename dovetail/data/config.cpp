@@ -30,6 +30,16 @@ void DataConfig::describe(Section& s) {
       .choices({"document", "tail"});
   s.value("deduplicate", deduplicate, "Drop documents whose content was seen before");
   s.value("max_document_bytes", max_document_bytes, "Skip larger documents; 0: no limit").unit("bytes").range(0, 1e15);
+  s.value(
+       "bad_row", bad_row,
+       "Treatment of a JSON record that is broken, lacks text_field or has another type there: stop with an error, or "
+       "skip the record. Null and empty texts are left out and counted either way")
+      .choices({"error", "skip"});
+  s.value(
+       "max_bad_rows", max_bad_rows,
+       "Maximum number of records to skip with bad_row = \"skip\". More of them stop `dovetail prepare` with an error")
+      .unit("records")
+      .range(1, 1e12);
   s.section("tokenizer", tokenizer, "The tokenizer of `dovetail prepare`");
   s.list("mixture", mixture, "Several prepared folders in place of path, mixed by weight");
   s.list("phase", phase, "Later mixtures. Each begins at a fraction of the run");

@@ -37,6 +37,8 @@ struct DataConfig {
   std::string validation_split = "document";  ///< document: by a hash of its relative path; tail: the end of each text
   bool deduplicate = false;                   ///< drop documents whose content was seen before
   int64_t max_document_bytes = 0;             ///< skip larger ones; 0: no limit
+  std::string bad_row = "error";              ///< error | skip: a record of JSON that has no text
+  int64_t max_bad_rows = 1000;
   TokenizerConfig tokenizer;
   std::vector<SourceConfig> mixture;  ///< instead of path: several prepared folders
   std::vector<PhaseConfig> phase;     ///< later mixtures

@@ -38,12 +38,17 @@ class Corpus {
 
   struct Source {
     InputFile input;
-    std::string sha256;
-    bool valid = true;  ///< UTF-8 (known of text files only)
+    std::string sha256;       ///< hash of the file
+    std::string text_sha256;  ///< hash of a text file's document
+    bool valid = true;        ///< UTF-8 (known of text files only)
+    /// How the file is read, where that is not plain from its name: kind, packing, bytes of the text. Else empty.
+    std::string reading() const;
   };
   const std::vector<Source>& sources() const { return sources_; }
+  const std::vector<PassedOver>& passed_over() const { return passed_over_; }
 
-  /// Decides which documents are skipped. To be called once, before what follows.
+  /// Decides which documents are skipped. To be called once, before what follows. Throws UserError for a bad record, or
+  /// for more than `max_bad_rows`, as configured; warns of skipped ones and of texts that are not UTF-8.
   void scan();
   const std::vector<Piece>& pieces() const { return pieces_; }
   /// Of the content that `read` will hand over, and of how it is split.
@@ -56,6 +61,8 @@ class Corpus {
   int64_t duplicates_skipped() const { return duplicates_; }
   int64_t oversized_skipped() const { return oversized_; }
   int64_t invalid_skipped() const { return invalid_; }
+  int64_t empty_skipped() const { return empty_; }  ///< "" and null
+  int64_t bad_skipped() const { return bad_; }
 
  private:
   struct Digest {
@@ -65,7 +72,7 @@ class Corpus {
   struct DigestHash {
     size_t operator()(const Digest& digest) const { return static_cast<size_t>(digest.low); }
   };
-  enum class Fate : uint8_t { kKept, kDuplicate, kOversized, kInvalid };
+  enum class Fate : uint8_t { kKept, kDuplicate, kOversized, kInvalid, kEmpty, kBad };
   struct Seen {
     Digest digest;  ///< only when duplicates are dropped
     Fate fate = Fate::kKept;
@@ -74,16 +81,22 @@ class Corpus {
 
   void hash_sources(std::vector<InputFile> inputs);
   Fate fate_of(uint64_t bytes, bool valid) const;
-  std::vector<Seen> look_through(const Piece& piece) const;
+  struct Looked {
+    std::vector<Seen> documents;
+    std::vector<std::string> bad, not_utf8;  ///< the first ones, with their places
+  };
+  Looked look_through(const Piece& piece) const;
+  void warn_of(const std::vector<Looked>& looked) const;
   size_t tail_begin(std::string_view text) const;
 
   const DataConfig& config_;
   bool lossless_;
   ProgressReport& progress_;
   std::vector<Source> sources_;
+  std::vector<PassedOver> passed_over_;
   std::vector<Piece> pieces_;
   std::vector<std::vector<Fate>> fates_;  ///< of each document of each piece
-  int64_t documents_ = 0, duplicates_ = 0, oversized_ = 0, invalid_ = 0;
+  int64_t documents_ = 0, duplicates_ = 0, oversized_ = 0, invalid_ = 0, empty_ = 0, bad_ = 0;
 };
 
 }  // namespace dovetail

@@ -38,25 +38,30 @@ bool matches(const std::vector<std::string>& path, size_t p, const std::vector<s
 class Lister {
  public:
   void add_entry(const std::string& text) {
-    const size_t before = files_.size();
+    const size_t passed_before = passed_over_.size();
     const fs::path path(text);
     std::error_code error;
     if (fs::is_directory(path, error)) {
       search(path, [&](const fs::path& relative) {
         const auto& known = text_extensions();
-        return std::find(known.begin(), known.end(), relative.extension()) != known.end();
+        if (std::ranges::find(known, input_extension(relative)) != known.end()) return true;
+        pass_over(relative, "no extension of a text");
+        return false;
       });
     } else if (fs::exists(path, error)) {
-      add_file(path, path.filename(), text);
-      return;
+      return add_file(path, path.filename(), text, Mention::kNamed);
     } else if (is_glob(text)) {
       add_glob(path);
     } else {
       throw UserError(fmt::format("data.text: {} does not exist", text), "give files, folders or globs that exist");
     }
-    if (files_.size() == before && !matched_)
-      throw UserError(fmt::format("data.text: {} has no text in it", text),
-                      "a folder is searched for text, source code, .jsonl and .parquet; a glob takes any name");
+    if (!matched_)
+      throw UserError(
+          fmt::format(
+              "data.text: {} has no text in it{}{}", text, passed_over_.size() == passed_before ? "" : "; ",
+              describe_passed_over({passed_over_.begin() + static_cast<ptrdiff_t>(passed_before), passed_over_.end()})),
+          "a folder is searched for text, source code, .jsonl and .parquet; a glob or a file's own name "
+          "takes any name");
     matched_ = false;
   }
 
@@ -76,19 +81,22 @@ class Lister {
       const fs::path relative(line.substr(tab + 1));
       if (relative.is_absolute())
         throw UserError("data.file_list: the path after the tab is absolute", "give it relative to the root", place);
-      add_file(fs::path(line.substr(0, tab)) / relative, relative, place);
+      add_file(fs::path(line.substr(0, tab)) / relative, relative, place, Mention::kNamed);
     }
     if (files_.empty()) throw UserError("data.file_list names no file", {}, list.string());
   }
 
-  std::vector<InputFile> files() && {
+  Inputs inputs() && {
     // Two roots may hold one relative path: they stay in the order in which they were given.
     std::stable_sort(files_.begin(), files_.end(),
                      [](const InputFile& a, const InputFile& b) { return a.relative < b.relative; });
-    return std::move(files_);
+    std::ranges::sort(passed_over_, {}, &PassedOver::relative);
+    return {std::move(files_), std::move(passed_over_)};
   }
 
  private:
+  enum class Mention { kNamed, kFound };
+
   void add_glob(const fs::path& pattern) {
     fs::path root;
     std::vector<std::string> rest = components(pattern);
@@ -111,7 +119,7 @@ class Lister {
           it.disable_recursion_pending();
         } else if (const fs::path relative = it->path().lexically_relative(root);
                    it->is_regular_file() && take(relative)) {
-          add_file(it->path(), relative, it->path().string());
+          add_file(it->path(), relative, it->path().string(), Mention::kFound);
         }
       }
     } catch (const fs::filesystem_error& e) {
@@ -119,42 +127,84 @@ class Lister {
     }
   }
 
-  void add_file(const fs::path& path, const fs::path& relative, const std::string& place) {
-    matched_ = true;
+  void pass_over(const fs::path& relative, std::string reason) {
+    passed_over_.push_back({printable(relative.lexically_normal().generic_string()), std::move(reason)});
+  }
+
+  void add_file(const fs::path& path, const fs::path& relative, const std::string& place, Mention mention) {
     std::error_code error;
     InputFile file;
     file.path = path;
     file.relative = relative.lexically_normal().generic_string();
-    file.bytes = fs::file_size(path, error);
+    file.bytes = file.text_bytes = fs::file_size(path, error);
     if (error) throw UserError(fmt::format("cannot read {}: {}", path.string(), error.message()), {}, place);
     if (!is_valid_utf8(file.relative))
       throw UserError(fmt::format("the name of a file in {} is not UTF-8", path.parent_path().string()), "rename it");
-    const std::string extension = path.extension().string();
-    if (extension == ".jsonl") file.format = InputFormat::kJsonLines;
-    if (extension == ".parquet") file.format = InputFormat::kParquet;
+    file.head = look_at_input(path);
+    if (const std::string reason = set_format(file); !reason.empty()) {
+      if (mention == Mention::kFound) return pass_over(relative, reason);
+      throw UserError(fmt::format("this is {}, not text, JSON lines or Parquet", reason),
+                      reason.find("UTF") != std::string::npos ? "save it as UTF-8" : "convert it, or leave it out",
+                      path.string());
+    }
+    matched_ = true;
     if (seen_.insert(fs::canonical(path, error).string()).second) files_.push_back(std::move(file));
   }
 
+  /// Returns what the file is if no reader takes it.
+  static std::string set_format(InputFile& file) {
+    const InputHead& head = file.head;
+    if (head.kind == InputKind::kParquet && head.packing == Packing::kNone) {
+      file.format = InputFormat::kParquet;
+      return {};
+    }
+    if (head.kind != InputKind::kText) return head.name;
+    if (head.extension == ".parquet")
+      throw UserError(fmt::format("this is {}, not a Parquet file", file.bytes == 0 ? "an empty file" : head.name),
+                      "get or write it again", file.path.string());
+    if (head.extension == ".jsonl" || head.extension == ".ndjson") file.format = InputFormat::kJsonLines;
+    if (head.extension == ".json")
+      file.format = begins_with_array(file) ? InputFormat::kJsonArray : InputFormat::kJsonLines;
+    return {};
+  }
+
+  static bool begins_with_array(const InputFile& file) {
+    const auto stream = open_input_stream(file.path, file.head);
+    char c = ' ';
+    while (stream->read(&c, 1) == 1 && (c == ' ' || c == '\t' || c == '\r' || c == '\n')) continue;
+    return c == '[';
+  }
+
   std::vector<InputFile> files_;
+  std::vector<PassedOver> passed_over_;
   std::set<std::string> seen_;  ///< canonical paths: entries may overlap
-  bool matched_ = false;        ///< the entry named a file, though maybe one seen before
+  bool matched_ = false;        ///< the entry has a file that is read, maybe one seen before
 };
 
 }  // namespace
 
 const std::vector<std::string>& text_extensions() {
   static const std::vector<std::string> extensions = {
-      ".txt",  ".text", ".md",   ".rst", ".tex", ".org",   ".jsonl", ".parquet", ".py",    ".pyi",  ".pyx",
-      ".c",    ".h",    ".cc",   ".hh",  ".cpp", ".hpp",   ".cxx",   ".hxx",     ".cu",    ".cuh",  ".m",
-      ".mm",   ".java", ".kt",   ".js",  ".jsx", ".mjs",   ".ts",    ".tsx",     ".go",    ".rs",   ".rb",
-      ".php",  ".pl",   ".pm",   ".lua", ".r",   ".R",     ".jl",    ".scala",   ".swift", ".cs",   ".fs",
-      ".hs",   ".ml",   ".mli",  ".clj", ".el",  ".lisp",  ".scm",   ".ex",      ".exs",   ".erl",  ".dart",
-      ".zig",  ".f",    ".f90",  ".sql", ".sh",  ".bash",  ".zsh",   ".html",    ".css",   ".scss", ".xml",
+      ".txt",  ".text", ".md",   ".rst", ".tex", ".org",   ".jsonl", ".ndjson", ".parquet", ".py",   ".pyi",
+      ".pyx",  ".c",    ".h",    ".cc",  ".hh",  ".cpp",   ".hpp",   ".cxx",    ".hxx",     ".cu",   ".cuh",
+      ".m",    ".mm",   ".java", ".kt",  ".js",  ".jsx",   ".mjs",   ".ts",     ".tsx",     ".go",   ".rs",
+      ".rb",   ".php",  ".pl",   ".pm",  ".lua", ".r",     ".jl",    ".scala",  ".swift",   ".cs",   ".fs",
+      ".hs",   ".ml",   ".mli",  ".clj", ".el",  ".lisp",  ".scm",   ".ex",     ".exs",     ".erl",  ".dart",
+      ".zig",  ".f",    ".f90",  ".sql", ".sh",  ".bash",  ".zsh",   ".html",   ".css",     ".scss", ".xml",
       ".yaml", ".yml",  ".toml", ".ini", ".cfg", ".cmake", ".mk",    ".proto"};
   return extensions;
 }
 
-std::vector<InputFile> list_inputs(const DataConfig& config) {
+std::string describe_passed_over(const std::vector<PassedOver>& files) {
+  constexpr size_t kShown = 5;
+  if (files.empty()) return {};
+  std::string text = fmt::format("passed over {} file{}:", files.size(), files.size() == 1 ? "" : "s");
+  for (size_t i = 0; i < std::min(files.size(), kShown); ++i)
+    text += fmt::format("{} {} ({})", i == 0 ? "" : ",", files[i].relative, files[i].reason);
+  return text + (files.size() > kShown ? ", ..." : "");
+}
+
+Inputs list_inputs(const DataConfig& config) {
   if (config.text.empty() == config.file_list.empty())
     throw UserError(config.text.empty() ? "data.text and data.file_list are both empty: there is no text to prepare"
                                         : "data.text and data.file_list are both given",
@@ -162,7 +212,7 @@ std::vector<InputFile> list_inputs(const DataConfig& config) {
   Lister lister;
   if (!config.file_list.empty()) lister.add_list(config.file_list);
   for (const std::string& entry : config.text) lister.add_entry(entry);
-  return std::move(lister).files();
+  return std::move(lister).inputs();
 }
 
 }  // namespace dovetail

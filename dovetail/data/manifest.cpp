@@ -38,6 +38,8 @@ class Reader {
     manifest.duplicates_skipped = number(root, "duplicates_skipped");
     manifest.oversized_skipped = number(root, "oversized_skipped");
     manifest.invalid_skipped = number(root, "invalid_skipped");
+    if (root.contains("empty_skipped")) manifest.empty_skipped = number(root, "empty_skipped");
+    if (root.contains("bad_skipped")) manifest.bad_skipped = number(root, "bad_skipped");
     for (int split = 0; split < 2; ++split) read_split(member(root, kSplitNames[split]), manifest.splits[split]);
     for (const json& entry : list(root, "sources"))
       manifest.sources.push_back({text(entry, "path"), number(entry, "bytes"), digest(entry, "sha256")});
@@ -130,6 +132,8 @@ std::string write_manifest(const TokenManifest& manifest) {
                {"duplicates_skipped", manifest.duplicates_skipped},
                {"oversized_skipped", manifest.oversized_skipped},
                {"invalid_skipped", manifest.invalid_skipped}};
+  if (manifest.empty_skipped > 0) root["empty_skipped"] = manifest.empty_skipped;
+  if (manifest.bad_skipped > 0) root["bad_skipped"] = manifest.bad_skipped;
   root["tokenizer"] = {
       {"kind", tokenizer.kind}, {"vocab_size", tokenizer.vocab_size}, {"trained_on_bytes", tokenizer.trained_on_bytes}};
   if (!tokenizer.file.empty()) {

@@ -36,7 +36,8 @@ struct TokenManifest {
   std::string settings;     ///< JSON text of the settings that determine the result
   TokenizerPart tokenizer;
   uint64_t documents = 0, duplicates_skipped = 0, oversized_skipped = 0, invalid_skipped = 0;
-  SplitPart splits[2];  ///< by Split
+  uint64_t empty_skipped = 0, bad_skipped = 0;  ///< written if not 0
+  SplitPart splits[2];                          ///< by Split
   std::vector<Source> sources;
 };
 

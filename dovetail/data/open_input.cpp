@@ -90,14 +90,21 @@ bool is_unmarked_utf16(std::string_view head) {
   return pairs >= 2 && fewer == 0 && 4 * more >= 3 * pairs;
 }
 
+/// Many control characters, or a zero in bytes that are not UTF-8.
 bool is_binary(std::string_view head) {
   size_t controls = 0;
+  bool has_zero = false;
   for (const char c : head) {
     const auto byte = static_cast<unsigned char>(c);
-    if (byte == 0) return true;
+    has_zero |= byte == 0;
     controls += byte < 0x20 && (byte < '\t' || byte > '\r') && byte != 0x1B;
   }
-  return 10 * controls > head.size();
+  if (10 * controls > head.size()) return true;
+  if (!has_zero) return false;
+  // The head may end within a character.
+  for (size_t cut = 0; cut < 4 && cut <= head.size(); ++cut)
+    if (is_valid_utf8(head.substr(0, head.size() - cut))) return false;
+  return true;
 }
 
 void set_kind(std::string_view bytes, InputHead& head) {
@@ -296,13 +303,15 @@ std::string lower_extension(const fs::path& path) {
 
 }  // namespace
 
-InputHead look_at_input(const fs::path& path) {
-  InputHead head{.extension = lower_extension(path)};
+std::string input_extension(const fs::path& path) {
+  const std::string extension = lower_extension(path);
   for (const char* packed : {".gz", ".gzip", ".zst", ".zstd", ".bz2"})
-    if (head.extension == packed) {
-      head.extension = lower_extension(path.stem());
-      break;
-    }
+    if (extension == packed) return lower_extension(path.stem());
+  return extension;
+}
+
+InputHead look_at_input(const fs::path& path) {
+  InputHead head{.extension = input_extension(path)};
   FileStream file(path);
   std::string bytes = read_head(file);
   head.packing = packing_of(bytes);

@@ -27,6 +27,9 @@ struct InputHead {
   bool is_plain() const { return packing == Packing::kNone && encoding == Encoding::kUtf8; }
 };
 
+/// Extension of a path as InputHead has it. The file is not opened.
+std::string input_extension(const std::filesystem::path& path);
+
 /// Looks at the first 64 KiB, unpacked. An empty file is a text. UTF-16 needs a byte order mark.
 ///
 /// Kinds by magic bytes: gzip, zstd, bzip2; Parquet, .npy, zip (.npz); other binary formats are `kOther`, and so is a

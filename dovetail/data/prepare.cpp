@@ -14,6 +14,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/base/log.h"
 #include "dovetail/base/parallel.h"
 #include "dovetail/data/corpus.h"
 #include "dovetail/data/manifest.h"
@@ -81,6 +82,7 @@ class Preparation {
     std::string key = manifest_.settings;
     for (const auto& source : manifest_.sources)
       key += fmt::format("\n{}\t{}\t{}", source.path, source.bytes, source.sha256);
+    for (const auto& source : corpus_.sources()) key += source.reading();
     manifest_.fingerprint = sha256_of(key);
   }
 
@@ -91,13 +93,18 @@ class Preparation {
     fs::remove(folder_ / TokenManifest::kFile);
     sync_folder(folder_);
     remove_leftovers(folder_);
+    if (const std::string passed = describe_passed_over(corpus_.passed_over()); !passed.empty()) log_info("{}", passed);
     corpus_.scan();
     manifest_.documents = static_cast<uint64_t>(corpus_.documents());
     manifest_.duplicates_skipped = static_cast<uint64_t>(corpus_.duplicates_skipped());
     manifest_.oversized_skipped = static_cast<uint64_t>(corpus_.oversized_skipped());
     manifest_.invalid_skipped = static_cast<uint64_t>(corpus_.invalid_skipped());
-    user_check(manifest_.documents > 0, "no document is left of {} files: {} too large, {} not UTF-8",
-               manifest_.sources.size(), manifest_.oversized_skipped, manifest_.invalid_skipped);
+    manifest_.empty_skipped = static_cast<uint64_t>(corpus_.empty_skipped());
+    manifest_.bad_skipped = static_cast<uint64_t>(corpus_.bad_skipped());
+    user_check(manifest_.documents > 0,
+               "no document is left of {} files: {} too large, {} not UTF-8, {} without text, {} bad records",
+               manifest_.sources.size(), manifest_.oversized_skipped, manifest_.invalid_skipped,
+               manifest_.empty_skipped, manifest_.bad_skipped);
     make_tokenizer_file();
     write_shards();
     check_splits();
@@ -118,13 +125,15 @@ class Preparation {
       tokenizer["training_bytes"] = training_limit();
       if (config_.tokenizer.kind == "bpe") tokenizer["split"] = config_.tokenizer.split;
     }
-    return nlohmann::json{{"tokenizer", tokenizer},
-                          {"text_field", config_.text_field},
-                          {"validation_fraction", config_.validation_fraction},
-                          {"validation_split", config_.validation_split},
-                          {"deduplicate", config_.deduplicate},
-                          {"max_document_bytes", config_.max_document_bytes}}
-        .dump();
+    nlohmann::json settings = {{"tokenizer", tokenizer},
+                               {"text_field", config_.text_field},
+                               {"validation_fraction", config_.validation_fraction},
+                               {"validation_split", config_.validation_split},
+                               {"deduplicate", config_.deduplicate},
+                               {"max_document_bytes", config_.max_document_bytes}};
+    // With the default a bad record makes no folder, so it is not written: folders of older versions stay valid.
+    if (config_.bad_row != "error") settings["bad_row"] = config_.bad_row;
+    return settings.dump();
   }
 
   /// The manifest that is there, when it is of the same files and settings and its shards are complete.
@@ -316,6 +325,9 @@ class Preparation {
     result.duplicates_skipped = static_cast<int64_t>(manifest.duplicates_skipped);
     result.oversized_skipped = static_cast<int64_t>(manifest.oversized_skipped);
     result.invalid_skipped = static_cast<int64_t>(manifest.invalid_skipped);
+    result.empty_skipped = static_cast<int64_t>(manifest.empty_skipped);
+    result.bad_skipped = static_cast<int64_t>(manifest.bad_skipped);
+    result.passed_over = corpus_.passed_over();
     result.sha256 = sha256_of_file(folder_ / TokenManifest::kFile);
     result.reused = reused;
     return result;

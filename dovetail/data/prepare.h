@@ -4,8 +4,10 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "dovetail/data/config.h"
+#include "dovetail/data/inputs.h"
 
 namespace dovetail {
 
@@ -20,6 +22,9 @@ struct PrepareResult {
   int64_t documents = 0, train_tokens = 0, validation_tokens = 0;
   uint64_t train_bytes = 0, validation_bytes = 0;
   int64_t duplicates_skipped = 0, oversized_skipped = 0, invalid_skipped = 0;
+  int64_t empty_skipped = 0;  ///< records and files without text: "" and null
+  int64_t bad_skipped = 0;    ///< records that data.bad_row = "skip" left out
+  std::vector<PassedOver> passed_over;
   std::string sha256;   ///< of the manifest
   bool reused = false;  ///< the folder was already up to date
 };

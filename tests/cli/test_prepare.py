@@ -60,7 +60,7 @@ def test_trained_tokenizer_loads_in_hugging_face_with_equal_ids(corpus, tmp_path
     end = tokenizer.token_to_id("<|endoftext|>")
     expected = {"train": [], "validation": []}
     for path in sorted(corpus.iterdir()):
-        if text := path.read_bytes().decode():
+        if text := path.read_bytes().decode("utf-8-sig"):
             side = "validation" if held_out(path.name, 0.2) else "train"
             expected[side] += [*tokenizer.encode(text, add_special_tokens=False).ids, end]
     assert tokens(out, "train") == expected["train"]

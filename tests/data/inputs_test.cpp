@@ -29,7 +29,7 @@ class Inputs : public ::testing::Test {
 
   static std::vector<std::string> names(const DataConfig& config) {
     std::vector<std::string> names;
-    for (const InputFile& file : list_inputs(config)) names.push_back(file.relative);
+    for (const InputFile& file : list_inputs(config).files) names.push_back(file.relative);
     return names;
   }
 
@@ -39,6 +39,24 @@ class Inputs : public ::testing::Test {
 TEST_F(Inputs, AFolderIsSearchedForText) {
   EXPECT_THAT(list({at("")}), ElementsAre("Z.txt", "a.txt", "b.md", "s/e.py", "s/f.jsonl", "s/t/g.txt"));
   EXPECT_THAT(list({at("s")}), ElementsAre("e.py", "f.jsonl", "t/g.txt"));
+}
+
+TEST_F(Inputs, AFolderListsWhatItPassesOver) {
+  folder_.write("s/photo.PNG", "\x89PNG");
+  folder_.write("s/video.ts", std::string("\x47\x40\xff\0\x10", 5));
+  folder_.write("s/UPPER.TXT", "upper");
+  folder_.write("s/model.R", "x <- 1");
+  DataConfig config;
+  config.text = {at("s")};
+  const auto inputs = list_inputs(config);
+  std::vector<std::string> passed;
+  for (const PassedOver& file : inputs.passed_over) passed.push_back(file.relative + ": " + file.reason);
+  EXPECT_THAT(passed, ElementsAre("photo.PNG: no extension of a text", "video.ts: binary data"));
+  EXPECT_EQ(describe_passed_over(inputs.passed_over),
+            "passed over 2 files: photo.PNG (no extension of a text), video.ts (binary data)");
+  EXPECT_THAT(names(config), ElementsAre("UPPER.TXT", "e.py", "f.jsonl", "model.R", "t/g.txt"));
+  EXPECT_THROW(list({at("s/video.ts")}), UserError);
+  EXPECT_THAT(list({at("s/*")}), ElementsAre("UPPER.TXT", "e.py", "f.jsonl", "model.R"));
 }
 
 TEST_F(Inputs, ANamedFileIsTakenWhateverItsName) {
@@ -62,7 +80,7 @@ TEST_F(Inputs, AFileThatTwoEntriesMeanComesOnce) {
 TEST_F(Inputs, TellsFormatsByName) {
   DataConfig config;
   config.text = {at("s")};
-  const auto files = list_inputs(config);
+  const auto files = list_inputs(config).files;
   EXPECT_EQ(files[0].format, InputFormat::kText);
   EXPECT_EQ(files[1].format, InputFormat::kJsonLines);
   EXPECT_EQ(files[0].bytes, 6u);

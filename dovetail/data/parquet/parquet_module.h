@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,8 +19,9 @@ class ParquetText {
   virtual int64_t num_row_groups() const = 0;
   /// Bytes of the column in the group, decompressed.
   virtual uint64_t group_bytes(int64_t group) const = 0;
-  /// The texts of the group with their row in the file; null is left out.
-  virtual void read(int64_t group, const std::function<void(int64_t row, std::string_view text)>& visit) = 0;
+  /// The texts of the group with their row in the file, nullopt for null. They are bytes, maybe not UTF-8.
+  virtual void read(int64_t group,
+                    const std::function<void(int64_t row, std::optional<std::string_view> text)>& visit) = 0;
 };
 
 /// A column of a row group: a value a row, or a list of them a row.
