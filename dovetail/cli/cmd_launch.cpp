@@ -1,16 +1,21 @@
 #include <fmt/ranges.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/log.h"
 #include "dovetail/cli/command.h"
+#include "dovetail/cli/job_end.h"
 #include "dovetail/cli/parser.h"
 
 namespace dovetail::cli {
@@ -51,6 +56,72 @@ std::string python_with_torch() {
       "launch ...`");
 }
 
+/// Runs torchrun with the arguments behind the first, which is where ranks meet; a failure is one line in place of a
+/// traceback.
+constexpr const char* kTorchrun = R"(
+import sys
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.run import main
+
+def fail(message, help="", code=1):
+    print("error: " + message + ("\nhelp: " + help if help else ""), file=sys.stderr)
+    sys.exit(code)
+
+try:
+    main(sys.argv[2:])
+except ChildFailedError as error:
+    rank, failure = error.get_first_failure()
+    ended = f"was ended by {failure.signal_name()}" if failure.exitcode < 0 else f"exited with {failure.exitcode}"
+    fail(f"rank {rank} {ended}, and no restart is left", "its messages are above; --max-restarts N allows more")
+except SignalException as error:
+    sys.exit(128 + error.sigval)
+except (RendezvousError, RuntimeError, OSError) as error:
+    reason = str(error.__cause__ or error).splitlines()[0]
+    fail(f"the ranks did not meet at {sys.argv[1]}: {reason}",
+         "see that --master names a machine of the job that all reach, and a port that no other program uses")
+)";
+
+/// Process of torchrun, for the handler of signals.
+pid_t g_torchrun = 0;
+
+void forward_signal(int signal) {
+  if (g_torchrun > 0) ::kill(g_torchrun, signal);
+}
+
+/// Starts a program that ends when this one is killed. It has a process group of its own: a terminal's Ctrl-C reaches
+/// this process alone, which passes it on once. `threads` is each rank's OMP_NUM_THREADS unless that is set.
+pid_t start(std::vector<std::string> words, const std::string& job_end, int64_t threads) {
+  const pid_t child = fork();
+  if (child < 0) throw UserError(fmt::format("cannot start {}: {}", words[0], std::strerror(errno)));
+  if (child > 0) return child;
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  setenv(JobEnd::kVariable, job_end.c_str(), 1);
+  setenv("OMP_NUM_THREADS", std::to_string(threads).c_str(), /*overwrite=*/0);
+  execvp(words[0].c_str(), exec_words(words).data());
+  _exit(127);
+}
+
+/// Exit code of a process as a shell gives it.
+int shell_code(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
+
+/// Waits for torchrun. Once a rank of this machine has ended the job, torchrun has a few seconds to end by itself:
+/// other machines, which know nothing of it, would keep it for minutes.
+int wait_for(pid_t child, const JobEnd& end) {
+  constexpr auto kTick = std::chrono::milliseconds(50);
+  constexpr int kTicksToEnd = 80;  // 4 s
+  int status = 0, ticks = 0;
+  while (true) {
+    const pid_t ended = waitpid(child, &status, WNOHANG);
+    if (ended == child || (ended < 0 && errno != EINTR)) return end.exit_code().value_or(shell_code(status));
+    if (end.exit_code() && ++ticks == kTicksToEnd) ::kill(child, SIGTERM);
+    if (ticks == 2 * kTicksToEnd) ::kill(child, SIGKILL);
+    std::this_thread::sleep_for(kTick);
+  }
+}
+
 class LaunchCommand : public Command {
  public:
   std::string name() const override { return "launch"; }
@@ -74,10 +145,15 @@ class LaunchCommand : public Command {
       throw UserError("--nodes is more than 1, but --master is missing",
                       "name an address of one machine that all reach: --master HOST:29500");
     }
-    std::vector<std::string> words = {python_with_torch(),     "-m",
-                                      "torch.distributed.run", "--no-python",
-                                      "--nproc-per-node",      std::to_string(ranks_),
-                                      "--max-restarts",        std::to_string(max_restarts_)};
+    std::vector<std::string> words = {python_with_torch(),
+                                      "-c",
+                                      kTorchrun,
+                                      nodes_ > 1 ? master_ : "this machine",
+                                      "--no-python",
+                                      "--nproc-per-node",
+                                      std::to_string(ranks_),
+                                      "--max-restarts",
+                                      std::to_string(max_restarts_)};
     if (nodes_ == 1) {
       words.emplace_back("--standalone");
     } else {
@@ -87,8 +163,19 @@ class LaunchCommand : public Command {
     words.push_back(std::filesystem::read_symlink("/proc/self/exe").string());
     words.insert(words.end(), command_.begin(), command_.end());
     log_line(LogLevel::kVerbose, fmt::format("{}", fmt::join(words, " ")));
-    execvp(words[0].c_str(), exec_words(words).data());
-    throw UserError(fmt::format("cannot start {}: {}", words[0], std::strerror(errno)));
+
+    std::string folder = (std::filesystem::temp_directory_path() / "dovetail-launch-XXXXXX").string();
+    if (mkdtemp(folder.data()) == nullptr)
+      throw UserError(fmt::format("cannot make a folder {}: {}", folder, std::strerror(errno)),
+                      "set TMPDIR to a folder that can be written");
+    const JobEnd end(std::filesystem::path(folder) / "end");
+    const int64_t threads = std::max<int64_t>(1, std::thread::hardware_concurrency() / ranks_);
+    g_torchrun = start(words, (std::filesystem::path(folder) / "end").string(), threads);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, forward_signal);
+    const int code = wait_for(g_torchrun, end);
+    std::error_code ignored;
+    std::filesystem::remove_all(folder, ignored);
+    std::exit(code);
   }
 
  private:

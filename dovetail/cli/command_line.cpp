@@ -11,20 +11,38 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/log.h"
 #include "dovetail/cli/answer.h"
+#include "dovetail/cli/job_end.h"
 #include "dovetail/cli/output.h"
 #include "dovetail/cli/parser.h"
+#include "dovetail/comm/group.h"
 
 namespace dovetail::cli {
 namespace {
 
 constexpr int kFailed = 1, kWrongInput = 2;
 
-/// The message for people on standard error, and with `--json` the same as an object on standard output. Every rank
-/// reports its own failure: the cause may lie on one of them alone.
+/// Seconds in which a rank's failure is reported after the others lost their connection to it.
+constexpr double kReportedWithin_s = 3;
+
+/// The message for people on standard error, and with `--json` the same as an object on standard output.
 void report(const std::string& text, const nlohmann::ordered_json& error, bool json) {
   const int rank = rank_from_environment();
   std::fputs(((rank == 0 ? "" : fmt::format("[rank {}] ", rank)) + text).c_str(), stderr);
   if (json) print_json({{"error", error}});
+}
+
+/// Reports a failure that a restart of the job cannot mend, once for all ranks of a job.
+int end_with(int exit_code, const std::string& text, const nlohmann::ordered_json& error, bool json) {
+  const auto job = JobEnd::of_this_rank();
+  if (!job) {
+    report(text, error, json);
+    return exit_code;
+  }
+  if (job->may_report()) {
+    report(text, error, json);
+    job->announce(exit_code);
+  }
+  return 0;
 }
 
 /// torch's errors carry a C++ stack trace, which says nothing to a user.
@@ -51,23 +69,32 @@ int run_command_line(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
   const std::vector<std::string> words(argv + 1, argv + argc);
   const bool json = std::find(words.begin(), std::find(words.begin(), words.end(), "--"), "--json") != words.end();
+  const auto job = JobEnd::of_this_rank();
+  if (job) job->watch();
+  const auto failure = [](const std::string& message) -> nlohmann::ordered_json {
+    return {{"kind", "failure"}, {"message", message}, {"exit_code", kFailed}};
+  };
   try {
     return run(words);
   } catch (const AnswerIsNo&) {
-    return kFailed;
+    if (!job) return kFailed;
+    job->announce(kFailed);
+    return 0;
   } catch (const UserError& error) {
-    report(describe_error(error) + "\n",
-           {{"kind", "input"},
-            {"message", error.what()},
-            {"help", error.help()},
-            {"place", error.place()},
-            {"exit_code", kWrongInput}},
-           json);
-    return kWrongInput;
+    return end_with(kWrongInput, describe_error(error) + "\n",
+                    {{"kind", "input"},
+                     {"message", error.what()},
+                     {"help", error.help()},
+                     {"place", error.place()},
+                     {"exit_code", kWrongInput}},
+                    json);
+  } catch (const CommError& error) {
+    if (job && job->announced_within(kReportedWithin_s)) return 0;
+    report(fmt::format("error: {}\n", error.what()), failure(error.what()), json);
+    return kFailed;
   } catch (const std::exception& error) {
     const std::string message = without_stack_trace(error.what());
-    report("error: " + message + "\n", {{"kind", "failure"}, {"message", message}, {"exit_code", kFailed}}, json);
-    return kFailed;
+    return end_with(kFailed, "error: " + message + "\n", failure(message), json);
   }
 }
 

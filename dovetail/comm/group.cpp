@@ -130,6 +130,9 @@ c10::intrusive_ptr<c10d::Store> connect_store(int rank, int size, double timeout
                                                   c10::make_intrusive<c10d::TCPStore>(address, options));
   } catch (const std::exception& error) {
     const std::string reason = error.what();
+    if (reason.find("EADDRINUSE") != std::string::npos)
+      throw UserError(fmt::format("MASTER_PORT = {} is in use by another program on this machine", port),
+                      "set MASTER_PORT to a free port, the same for all ranks");
     throw CommError(fmt::format("rank {} of {} found no store at MASTER_ADDR:MASTER_PORT = {}:{} within {} s: {}", rank,
                                 size, address, port, timeout_s, reason.substr(0, reason.find('\n'))));
   }

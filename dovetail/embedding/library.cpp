@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/library.h"
 #include "dovetail/embedding/lookup_function.h"
 
 /// torch.classes.dovetail.EmbeddingTables and torch.ops.dovetail.embedding_*.
@@ -86,12 +87,12 @@ c10::Dict<std::string, at::Tensor> library_state(const Tables& tables, int64_t t
 TORCH_LIBRARY_FRAGMENT(dovetail, m) {
   using dovetail::embedding::Tables;
   m.class_<dovetail::embedding::TrainedTables>("EmbeddingTables");
-  m.def("embedding_tables", dovetail::embedding::make_tables);
-  m.def("embedding_lookup", dovetail::embedding::library_lookup);
-  m.def("embedding_apply", [](const Tables& tables) { tables->apply(); });
-  m.def("embedding_set_lr", [](const Tables& tables, double lr) { tables->set_lr(lr); });
-  m.def("embedding_weight", [](const Tables& tables, int64_t table) { return tables->stored(table); });
-  m.def("embedding_state", dovetail::embedding::library_state);
-  m.def("embedding_steps", [](const Tables& tables) { return tables->steps(); });
-  m.def("embedding_set_steps", [](const Tables& tables, int64_t steps) { tables->set_steps(steps); });
+  dovetail::define<"embedding_tables", dovetail::embedding::make_tables>(m);
+  dovetail::define<"embedding_lookup", dovetail::embedding::library_lookup>(m);
+  dovetail::define<"embedding_apply", [](const Tables& tables) { tables->apply(); }>(m);
+  dovetail::define<"embedding_set_lr", [](const Tables& tables, double lr) { tables->set_lr(lr); }>(m);
+  dovetail::define<"embedding_weight", [](const Tables& tables, int64_t table) { return tables->stored(table); }>(m);
+  dovetail::define<"embedding_state", dovetail::embedding::library_state>(m);
+  dovetail::define<"embedding_steps", [](const Tables& tables) { return tables->steps(); }>(m);
+  dovetail::define<"embedding_set_steps", [](const Tables& tables, int64_t steps) { tables->set_steps(steps); }>(m);
 }

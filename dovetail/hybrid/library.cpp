@@ -5,6 +5,7 @@
 #include <string>
 #include <tuple>
 
+#include "dovetail/base/library.h"
 #include "dovetail/hybrid/kmeans_batch.h"
 #include "dovetail/hybrid/kmeans_init.h"
 
@@ -54,17 +55,18 @@ at::Tensor init(const Data& data, int64_t num_centres, const std::string& name, 
 TORCH_LIBRARY_FRAGMENT(dovetail, m) {
   using dovetail::hybrid::Data;
   m.class_<dovetail::hybrid::LibraryData>("KMeansData");
-  m.def("kmeans_data", [](const at::Tensor& x) { return c10::make_intrusive<dovetail::hybrid::LibraryData>(x); });
-  m.def("kmeans_assign", dovetail::hybrid::assign);
-  m.def("kmeans_init", dovetail::hybrid::init);
-  m.def("kmeans_fit", dovetail::hybrid::fit);
-  m.def("kmeans_fit_batches", dovetail::hybrid::fit_batches);
-  m.def("kmeans_batch_rows", [](int64_t rows, int64_t batch, int64_t iteration, int64_t seed) {
+  dovetail::define<"kmeans_data",
+                   [](const at::Tensor& x) { return c10::make_intrusive<dovetail::hybrid::LibraryData>(x); }>(m);
+  dovetail::define<"kmeans_assign", dovetail::hybrid::assign>(m);
+  dovetail::define<"kmeans_init", dovetail::hybrid::init>(m);
+  dovetail::define<"kmeans_fit", dovetail::hybrid::fit>(m);
+  dovetail::define<"kmeans_fit_batches", dovetail::hybrid::fit_batches>(m);
+  dovetail::define<"kmeans_batch_rows", [](int64_t rows, int64_t batch, int64_t iteration, int64_t seed) {
     return dovetail::hybrid::batch_rows(rows, batch, iteration, static_cast<uint64_t>(seed));
-  });
-  m.def("kmeans_labels", [](const Data& data) { return data->data.labels(); });
-  m.def("kmeans_distances", [](const Data& data, const at::Tensor& centres) {
+  }>(m);
+  dovetail::define<"kmeans_labels", [](const Data& data) { return data->data.labels(); }>(m);
+  dovetail::define<"kmeans_distances", [](const Data& data, const at::Tensor& centres) {
     const auto distances = data->data.distances(centres);
     return std::tuple(distances.squares, distances.inertia);
-  });
+  }>(m);
 }

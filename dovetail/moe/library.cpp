@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/library.h"
 #include "dovetail/moe/balance.h"
 #include "dovetail/moe/dispatch.h"
 #include "dovetail/moe/experts.h"
@@ -114,30 +115,31 @@ at::Tensor library_experts(const at::Tensor& x, const at::Tensor& weight, const 
 }  // namespace dovetail::moe
 
 TORCH_LIBRARY_FRAGMENT(dovetail, m) {
-  m.def(
+  dovetail::define<
       "moe_route(Tensor logits, int k, str score=\"softmax\", str normalize=\"before\", str slot_order=\"choice\", "
       "str drop=\"position\", float capacity_factor=1.0, int capacity=0, bool batch_prioritized=False, "
       "Tensor? bias=None, int num_groups=1, int top_groups=1, float scale=1.0, str aux=\"first_choice\", "
       "str group_score=\"top2\", str capacity_rule=\"tutel\", Tensor? draw=None, bool draw_frees_slot=False, "
       "str router=\"top_k\", Tensor? chosen=None, int sequence=0) "
       "-> (Tensor expert_idx, Tensor slot, Tensor weight, Tensor count, Tensor aux_loss, Tensor z_loss)",
-      dovetail::moe::library_route);
-  m.def("moe_sinkhorn(Tensor logits) -> Tensor", dovetail::moe::library_sinkhorn);
-  m.def("moe_base(Tensor logits) -> Tensor expert_idx", dovetail::moe::library_base);
-  m.def("moe_importance_loss(Tensor weight, Tensor expert_idx, int num_experts) -> Tensor",
-        dovetail::moe::importance_loss);
-  m.def("moe_smooth_load_loss(Tensor logits, Tensor noise, Tensor noise_scale, int k) -> Tensor",
-        dovetail::moe::smooth_load_loss);
-  m.def("moe_expert_choice(Tensor logits, int capacity) -> (Tensor token_idx, Tensor weight)",
-        dovetail::moe::library_expert_choice);
-  m.def("moe_dispatch(Tensor x, Tensor expert_idx, Tensor slot, int num_experts) -> (Tensor rows, Tensor count)",
-        dovetail::moe::library_dispatch);
-  m.def("moe_combine(Tensor rows, Tensor weight, Tensor expert_idx, Tensor slot, int num_experts) -> Tensor",
-        dovetail::moe::library_combine);
-  m.def("grouped_linear(Tensor x, Tensor weight, Tensor count, Tensor? bias=None) -> Tensor",
-        dovetail::moe::library_grouped_linear);
-  m.def(
+      dovetail::moe::library_route>(m);
+  dovetail::define<"moe_sinkhorn(Tensor logits) -> Tensor", dovetail::moe::library_sinkhorn>(m);
+  dovetail::define<"moe_base(Tensor logits) -> Tensor expert_idx", dovetail::moe::library_base>(m);
+  dovetail::define<"moe_importance_loss(Tensor weight, Tensor expert_idx, int num_experts) -> Tensor",
+                   dovetail::moe::importance_loss>(m);
+  dovetail::define<"moe_smooth_load_loss(Tensor logits, Tensor noise, Tensor noise_scale, int k) -> Tensor",
+                   dovetail::moe::smooth_load_loss>(m);
+  dovetail::define<"moe_expert_choice(Tensor logits, int capacity) -> (Tensor token_idx, Tensor weight)",
+                   dovetail::moe::library_expert_choice>(m);
+  dovetail::define<
+      "moe_dispatch(Tensor x, Tensor expert_idx, Tensor slot, int num_experts) -> (Tensor rows, Tensor count)",
+      dovetail::moe::library_dispatch>(m);
+  dovetail::define<"moe_combine(Tensor rows, Tensor weight, Tensor expert_idx, Tensor slot, int num_experts) -> Tensor",
+                   dovetail::moe::library_combine>(m);
+  dovetail::define<"grouped_linear(Tensor x, Tensor weight, Tensor count, Tensor? bias=None) -> Tensor",
+                   dovetail::moe::library_grouped_linear>(m);
+  dovetail::define<
       "moe_experts(Tensor x, Tensor weight, Tensor expert_idx, Tensor slot, Tensor[] up, Tensor[] down, "
       "Tensor[] up_bias, Tensor[] down_bias, str activation) -> Tensor",
-      dovetail::moe::library_experts);
+      dovetail::moe::library_experts>(m);
 }

@@ -1,10 +1,14 @@
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <memory>
+#include <mutex>
 #include <optional>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/library.h"
 #include "dovetail/mx/quantize.h"
 #include "dovetail/mx/quantized_linear.h"
 #include "dovetail/mx/recipe.h"
@@ -62,8 +66,16 @@ at::Tensor library_swizzle_scales(const at::Tensor& scales) {
   return swizzled_scales({codes, scales, Format::kE4M3, Orientation::kRow});
 }
 
+/// Next number of torch's generator for the CPU: torch.manual_seed begins the same sequence again.
+uint64_t drawn_seed() {
+  auto* generator =
+      at::get_generator_or_default<at::CPUGeneratorImpl>(std::nullopt, at::detail::getDefaultCPUGenerator());
+  const std::lock_guard<std::mutex> lock(generator->mutex_);
+  return generator->random64();
+}
+
 at::Tensor library_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                          c10::string_view recipe) {
+                          c10::string_view recipe, std::optional<int64_t> seed) {
   const Recipe& found = find_recipe(built_in_recipes(), {recipe.data(), recipe.size()});
   const at::Tensor bias_or_none = bias.value_or(at::Tensor());
   if (!found.linear.quantizes()) return dovetail::linear(x, weight, bias_or_none);
@@ -71,7 +83,11 @@ at::Tensor library_linear(const at::Tensor& x, const at::Tensor& weight, const s
     user_check(found.linear.of(operand).history == 0,
                "mx_linear: {} scales by magnitudes of earlier steps, which a function has not; `dovetail train` can",
                found.name);
-  return std::make_shared<QuantizedLinear>(found.linear, "mx_linear")->forward(x, weight, bias_or_none);
+  const auto layer = std::make_shared<QuantizedLinear>(found.linear, "mx_linear");
+  const bool draws = std::ranges::any_of(
+      kOperands, [&](Operand operand) { return found.linear.of(operand).rounding == Rounding::kStochastic; });
+  if (draws && !x.is_meta()) layer->begin_step(seed ? static_cast<uint64_t>(*seed) : drawn_seed());
+  return layer->forward(x, weight, bias_or_none);
 }
 
 }  // namespace
@@ -84,24 +100,25 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
       "-> (Tensor codes, Tensor scales)");
   m.def(
       "mx_dequantize(Tensor codes, Tensor scales, str format=\"e4m3\", int axis=-1, ScalarType dtype=float) -> Tensor");
-  m.def("mx_swizzle_scales(Tensor scales) -> Tensor", dovetail::mx::library_swizzle_scales);
-  m.def("mx_linear(Tensor x, Tensor weight, Tensor? bias=None, str recipe=\"mxfp8\") -> Tensor",
-        dovetail::mx::library_linear);
+  dovetail::define<"mx_swizzle_scales(Tensor scales) -> Tensor", dovetail::mx::library_swizzle_scales>(m);
+  dovetail::define<
+      "mx_linear(Tensor x, Tensor weight, Tensor? bias=None, str recipe=\"mxfp8\", int? seed=None) -> Tensor",
+      dovetail::mx::library_linear>(m);
 }
 
 // By device, not for all at once as the differentiable operations: so a tensor without memory, of torch.compile's
 // tracing too, finds the function that only computes shapes.
 TORCH_LIBRARY_IMPL(dovetail, CPU, m) {
-  m.impl("mx_quantize", dovetail::mx::library_quantize);
-  m.impl("mx_dequantize", dovetail::mx::library_dequantize);
+  dovetail::implement<"mx_quantize", dovetail::mx::library_quantize>(m);
+  dovetail::implement<"mx_dequantize", dovetail::mx::library_dequantize>(m);
 }
 
 TORCH_LIBRARY_IMPL(dovetail, CUDA, m) {
-  m.impl("mx_quantize", dovetail::mx::library_quantize);
-  m.impl("mx_dequantize", dovetail::mx::library_dequantize);
+  dovetail::implement<"mx_quantize", dovetail::mx::library_quantize>(m);
+  dovetail::implement<"mx_dequantize", dovetail::mx::library_dequantize>(m);
 }
 
 TORCH_LIBRARY_IMPL(dovetail, Meta, m) {
-  m.impl("mx_quantize", dovetail::mx::library_quantize);
-  m.impl("mx_dequantize", dovetail::mx::library_dequantize);
+  dovetail::implement<"mx_quantize", dovetail::mx::library_quantize>(m);
+  dovetail::implement<"mx_dequantize", dovetail::mx::library_dequantize>(m);
 }

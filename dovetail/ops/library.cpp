@@ -1,5 +1,6 @@
 #include <torch/library.h>
 
+#include "dovetail/base/library.h"
 #include "dovetail/ops/convolution.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/gemm.h"
@@ -58,17 +59,20 @@ std::tuple<at::Tensor, at::Tensor> library_convolution_backward_weight(const at:
 }  // namespace dovetail
 
 TORCH_LIBRARY(dovetail, m) {
-  m.def("gemm(Tensor a, Tensor b, bool transpose_a=False, bool transpose_b=False) -> Tensor", dovetail::library_gemm);
-  m.def("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor", dovetail::library_linear);
-  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", dovetail::rms_norm);
-  m.def("layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> Tensor", dovetail::library_layer_norm);
-  m.def("attention(Tensor q, Tensor k, Tensor v, int rotary_dim=0, float theta=10000.0) -> Tensor",
-        dovetail::library_attention);
-  m.def("swiglu(Tensor x) -> Tensor", dovetail::swiglu);
-  m.def("gelu(Tensor x) -> Tensor", dovetail::gelu);
-  m.def("squared_relu(Tensor x) -> Tensor", dovetail::squared_relu);
-  m.def("linear_cross_entropy(Tensor x, Tensor weight, Tensor targets) -> Tensor", dovetail::linear_cross_entropy);
-  m.def("embedding(Tensor weight, Tensor ids) -> Tensor", dovetail::embedding);
+  dovetail::define<"gemm(Tensor a, Tensor b, bool transpose_a=False, bool transpose_b=False) -> Tensor",
+                   dovetail::library_gemm>(m);
+  dovetail::define<"linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor", dovetail::library_linear>(m);
+  dovetail::define<"rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", dovetail::rms_norm>(m);
+  dovetail::define<"layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> Tensor",
+                   dovetail::library_layer_norm>(m);
+  dovetail::define<"attention(Tensor q, Tensor k, Tensor v, int rotary_dim=0, float theta=10000.0) -> Tensor",
+                   dovetail::library_attention>(m);
+  dovetail::define<"swiglu(Tensor x) -> Tensor", dovetail::swiglu>(m);
+  dovetail::define<"gelu(Tensor x) -> Tensor", dovetail::gelu>(m);
+  dovetail::define<"squared_relu(Tensor x) -> Tensor", dovetail::squared_relu>(m);
+  dovetail::define<"linear_cross_entropy(Tensor x, Tensor weight, Tensor targets) -> Tensor",
+                   dovetail::linear_cross_entropy>(m);
+  dovetail::define<"embedding(Tensor weight, Tensor ids) -> Tensor", dovetail::embedding>(m);
   m.def("convolution(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding, str algorithm) -> Tensor");
   m.def(
       "convolution_backward_data(Tensor dy, Tensor weight, int[] x_sizes, int[2] stride, int[2] padding, "
@@ -80,7 +84,7 @@ TORCH_LIBRARY(dovetail, m) {
 
 // Below autograd, which does not know of them, and so each one operation of a recorded step.
 TORCH_LIBRARY_IMPL(dovetail, CompositeExplicitAutograd, m) {
-  m.impl("convolution", dovetail::library_convolution);
-  m.impl("convolution_backward_data", dovetail::library_convolution_backward_data);
-  m.impl("convolution_backward_weight", dovetail::library_convolution_backward_weight);
+  dovetail::implement<"convolution", dovetail::library_convolution>(m);
+  dovetail::implement<"convolution_backward_data", dovetail::library_convolution_backward_data>(m);
+  dovetail::implement<"convolution_backward_weight", dovetail::library_convolution_backward_weight>(m);
 }

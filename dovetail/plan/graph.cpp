@@ -258,7 +258,7 @@ Graph parse_graph(const nlohmann::json& json, const std::string& where) { return
 nlohmann::json read_json(const std::filesystem::path& path) {
   try {
     return nlohmann::json::parse(read_file(path));
-  } catch (const nlohmann::json::parse_error& error) {
+  } catch (const nlohmann::json::exception& error) {
     throw UserError(fmt::format("{}: not JSON: {}", path.string(), error.what()));
   }
 }

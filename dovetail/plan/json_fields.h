@@ -34,16 +34,19 @@ class Fields {
     return json_[key];
   }
   const nlohmann::json& list(const char* key) const {
-    user_check(at(key).is_array(), "{}: {} is {}, not a list", where_, key, json_[key].dump());
-    return json_[key];
+    const nlohmann::json& value = at(key);
+    user_check(value.is_array(), "{}: {} is {}, not a list", where_, key, value.dump());
+    return value;
   }
   std::string text(const char* key) const {
-    user_check(at(key).is_string(), "{}: {} is {}, not a string", where_, key, json_[key].dump());
-    return json_[key].get<std::string>();
+    const nlohmann::json& value = at(key);
+    user_check(value.is_string(), "{}: {} is {}, not a string", where_, key, value.dump());
+    return value.get<std::string>();
   }
   double number(const char* key) const {
-    user_check(at(key).is_number(), "{}: {} is {}, not a number", where_, key, json_[key].dump());
-    const double value = json_[key].get<double>();
+    const nlohmann::json& found = at(key);
+    user_check(found.is_number(), "{}: {} is {}, not a number", where_, key, found.dump());
+    const auto value = found.get<double>();
     user_check(std::isfinite(value) && value >= 0, "{}: {} is {}; it must not be negative", where_, key, value);
     return value;
   }
@@ -63,7 +66,8 @@ class Fields {
     return json_[key].get<bool>();
   }
   void version_1() const {
-    user_check(at("version") == 1, "{}: version is {}; only version 1 is known", where_, json_["version"].dump());
+    const nlohmann::json& version = at("version");
+    user_check(version == 1, "{}: version is {}; only version 1 is known", where_, version.dump());
   }
 
  private:

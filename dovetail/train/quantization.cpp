@@ -142,6 +142,18 @@ Quantization::Quantization(GPT& model, const PrecisionSection& config, const std
     throw UserError(
         fmt::format("precision.override quantizes {}, but the run computes in fp64", layers_.front()->options().name),
         "use precision.recipe = \"bf16\" or \"fp32\"");
+  if (base.quantizes() && layers_.empty())
+    throw UserError(
+        ends > 0
+            ? fmt::format("precision.recipe = \"{}\" quantizes nothing here: it leaves {} block{} at each end in high "
+                          "precision, and the model has {}",
+                          name, ends, ends == 1 ? "" : "s", model.config().layers)
+            : fmt::format("precision.recipe = \"{}\" quantizes none of the model's {} Linears", name, linears.size()),
+        ends > 0
+            ? fmt::format("use model.layers > {}, or a recipe without high_precision_ends (dovetail config --explain "
+                          "precision.recipe)",
+                          2 * ends)
+            : "see precision.override, which takes out layers");
   if (gemm == mx::Gemm::kNative && layers_.empty())
     throw UserError(fmt::format("precision.gemm = \"native\", but nothing is quantized under {}", name),
                     "name a quantizing recipe (precision.recipe = \"mxfp8\"), or leave precision.gemm out");

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/median.h"
@@ -297,10 +298,7 @@ Json skipped_steps(const RunFiles& run) {
   return steps;
 }
 
-}  // namespace
-
-Json report_data(const fs::path& run_folder) {
-  const RunFiles run = read_run(run_folder);
+Json page_data(const RunFiles& run) {
   const Figures figures = read_figures(run);
   const Json cpu = value_at(run.machine, {"machine", "cpu"});
   return {{"name", run.config.run.name},
@@ -320,6 +318,19 @@ Json report_data(const fs::path& run_folder) {
           {"machine", make_machine(run)},
           {"commands", make_commands(run)},
           {"config", run.config_text}};
+}
+
+}  // namespace
+
+Json report_data(const fs::path& run_folder) {
+  const RunFiles run = read_run(run_folder);
+  try {
+    return page_data(run);
+  } catch (const nlohmann::json::exception& error) {
+    throw UserError(fmt::format("{}: a file of the run is not as `dovetail train` writes it: {}", run_folder.string(),
+                                error.what()),
+                    "look for a damaged .json or .jsonl file there, then restore or remove it");
+  }
 }
 
 fs::path write_report(const fs::path& run_folder) {

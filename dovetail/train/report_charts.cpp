@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "dovetail/base/error.h"
 #include "dovetail/train/report.h"
@@ -14,37 +15,31 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Where a step lies on each of the page's horizontal axes.
-struct Axes {
-  std::vector<double> tokens, hours;  ///< by step - first step; hours of training, all processes of the run together
-  int64_t first_step = 1;
+/// Value by step, appended by rising step.
+using Axis = std::vector<std::pair<int64_t, double>>;
 
-  double at(const std::vector<double>& axis, int64_t step) const {
-    const int64_t i = step - first_step;
-    return i >= 0 && i < static_cast<int64_t>(axis.size()) ? axis[static_cast<size_t>(i)] : kNaN;
+/// Position of a step on each of the page's horizontal axes.
+struct Axes {
+  Axis tokens, hours;  ///< hours of training, all processes of the run together
+
+  /// NaN for a step without one.
+  static double at(const Axis& axis, int64_t step) {
+    const auto found = std::ranges::lower_bound(axis, step, {}, &Axis::value_type::first);
+    return found != axis.end() && found->first == step ? found->second : kNaN;
   }
 };
 
 Axes read_axes(const RunFiles& run) {
   Axes axes;
-  if (run.metrics.empty()) return axes;
-  axes.first_step = run.metrics.front()["step"].get<int64_t>();
-  const auto size =
-      static_cast<size_t>(std::max<int64_t>(0, run.metrics.back()["step"].get<int64_t>() - axes.first_step + 1));
-  axes.tokens.assign(size, kNaN);
-  axes.hours.assign(size, kNaN);
-  const auto put = [&](std::vector<double>& axis, const Json& line, double value) {
-    const int64_t i = line["step"].get<int64_t>() - axes.first_step;
-    if (i >= 0 && i < static_cast<int64_t>(axis.size())) axis[static_cast<size_t>(i)] = value;
-  };
+  const std::string unit = std::string(run.config.unit()) + "s";
   for (const Json& line : run.metrics)
-    put(axes.tokens, line, number_of(line, (std::string(run.config.unit()) + "s").c_str()));
+    axes.tokens.emplace_back(line["step"].get<int64_t>(), number_of(line, unit.c_str()));
   double before_s = 0, last_s = 0;  // a resumed process counts from zero again
   for (const Json& line : run.timings) {
     const double time_s = number_of(line, "time_s");
     if (time_s < last_s) before_s += last_s;
     if (!std::isnan(time_s)) last_s = time_s;
-    put(axes.hours, line, (before_s + last_s) / 3600);
+    axes.hours.emplace_back(line["step"].get<int64_t>(), (before_s + last_s) / 3600);
   }
   return axes;
 }
@@ -65,7 +60,7 @@ Json make_series(const char* name, const char* style, const std::vector<Json>& l
   }
   Json points = Json::array();
   for (const size_t i : thin_out(values)) {
-    points.push_back({steps[i], six_digits(axes.at(axes.tokens, steps[i])), six_digits(axes.at(axes.hours, steps[i])),
+    points.push_back({steps[i], six_digits(Axes::at(axes.tokens, steps[i])), six_digits(Axes::at(axes.hours, steps[i])),
                       six_digits(values[i])});
   }
   return {{"name", name}, {"style", style}, {"points", std::move(points)}};

@@ -46,9 +46,9 @@ std::string heat_map(const std::vector<std::vector<double>>& loads) {
 
 std::string plan_words(const Json& layer) {
   if (!layer.contains("r")) return "";
-  std::string text = fmt::format("r {}, overlap {}, {}", layer["r"].dump(), layer["overlap"].dump(),
-                                 layer["all_to_all"].get<std::string>());
-  if (!layer["shadowed"].empty()) text += fmt::format(", shadowed {}", layer["shadowed"].dump());
+  std::string text = fmt::format("r {}, overlap {}, {}", layer.at("r").dump(), layer.at("overlap").dump(),
+                                 layer.at("all_to_all").get<std::string>());
+  if (!layer.at("shadowed").empty()) text += fmt::format(", shadowed {}", layer.at("shadowed").dump());
   return text;
 }
 
@@ -57,10 +57,10 @@ std::string plan_words(const Json& layer) {
 std::vector<Json> experts_by_step(const RunFiles& run) {
   std::vector<Json> lines;
   for (const Json& record : run.experts) {
-    Json line = {{"step", record["step"]}};
+    Json line = {{"step", record.at("step")}};
     double most = 0, dropped = 0, entropy = 1;
     for (const Json& layer : value_at(record, {"layers"})) {
-      for (const Json& load : layer["load"]) most = std::max(most, load.get<double>());
+      for (const Json& load : layer.at("load")) most = std::max(most, load.get<double>());
       dropped = std::max(dropped, number_of(layer, "dropped"));
       entropy = std::min(entropy, number_of(layer, "entropy"));
     }
@@ -68,8 +68,8 @@ std::vector<Json> experts_by_step(const RunFiles& run) {
     line["dropped"] = dropped;
     line["entropy"] = entropy;
     if (const Json traffic = value_at(record, {"all_to_all"}); traffic.is_object()) {
-      line["bytes_sent"] = traffic["bytes_sent"];
-      line["waited_s"] = traffic["waited_s"];
+      line["bytes_sent"] = traffic.at("bytes_sent");
+      line["waited_s"] = traffic.at("waited_s");
     }
     lines.push_back(std::move(line));
   }
@@ -86,13 +86,13 @@ Json make_experts(const RunFiles& run) {
   for (size_t l = 0; l < last.size(); ++l) {
     std::vector<std::vector<double>> loads;
     for (const size_t record : records)
-      loads.push_back(run.experts[record]["layers"][l]["load"].get<std::vector<double>>());
-    layers.push_back({{"layer", last[l]["layer"]}, {"map", heat_map(loads)}, {"plan", plan_words(last[l])}});
+      loads.push_back(run.experts[record].at("layers").at(l).at("load").get<std::vector<double>>());
+    layers.push_back({{"layer", last[l].at("layer")}, {"map", heat_map(loads)}, {"plan", plan_words(last[l])}});
   }
   Json bands = Json::array();
   for (const Band& band : kBands) bands.push_back({{"colour", band.colour}, {"words", band.words}});
-  return {{"first", run.experts.front()["step"]},
-          {"last", run.experts.back()["step"]},
+  return {{"first", run.experts.front().at("step")},
+          {"last", run.experts.back().at("step")},
           {"layers", layers},
           {"bands", bands}};
 }

@@ -87,7 +87,7 @@ Json make_memory(const RunFiles& run) {
   try {
     Json legend = Json::array();
     for (size_t p = 0; p < record.at("memory").at("purposes").size(); ++p)
-      legend.push_back({{"words", record["memory"]["purposes"][p]}, {"colour", purpose_colour(p)}});
+      legend.push_back({{"words", record.at("memory").at("purposes").at(p)}, {"colour", purpose_colour(p)}});
     legend.push_back({{"words", "measured"}, {"colour", "var(--ink)"}});
     legend.push_back({{"words", "everything kept"}, {"colour", "var(--soft)"}});
     legend.push_back({{"words", "budget"}, {"colour", "var(--bad)"}});

@@ -175,16 +175,17 @@ std::string memory_chart(const Json& record) {
   drawing.x_axis("ms", kMs);
   const double end_s = end_of(record, "simulated");
   for (size_t p = 0; p < memory.at("purposes").size(); ++p)
-    add_band(drawing, memory.at("simulated"), end_s, p, memory["purposes"][p].get<std::string>());
+    add_band(drawing, memory.at("simulated"), end_s, p, memory.at("purposes")[p].get<std::string>());
   drawing.steps(totals(memory.at("kept"), end_of(record, "kept")),
                 "stroke=\"var(--soft)\" stroke-width=\"1.2\" stroke-dasharray=\"2 3\"");
   if (memory.contains("measured"))
-    drawing.steps(totals(memory["measured"], end_of(record, "measured")), "stroke=\"var(--ink)\" stroke-width=\"1.6\"");
+    drawing.steps(totals(memory.at("measured"), end_of(record, "measured")),
+                  "stroke=\"var(--ink)\" stroke-width=\"1.6\"");
   drawing.add(
       "<line x1=\"{}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"var(--bad)\" stroke-width=\"1.4\" "
       "stroke-dasharray=\"7 4\"/>",
-      Drawing::kLeft, drawing.x(longest(record)), drawing.y(record["budget_bytes"].get<double>()),
-      drawing.y(record["budget_bytes"].get<double>()));
+      Drawing::kLeft, drawing.x(longest(record)), drawing.y(record.at("budget_bytes").get<double>()),
+      drawing.y(record.at("budget_bytes").get<double>()));
   return drawing.svg();
 }
 
@@ -208,10 +209,10 @@ std::string curve_chart(const Json& record) {
   if (curve.size() < 2) return "";
   double low = 1e300, high = 0, most = 0, least = 1e300;
   for (const Json& point : curve) {
-    low = std::min(low, point["expected_s"].get<double>());
-    high = std::max(high, point["expected_s"].get<double>());
-    least = std::min(least, point["budget_bytes"].get<double>());
-    most = std::max(most, point["budget_bytes"].get<double>());
+    low = std::min(low, point.at("expected_s").get<double>());
+    high = std::max(high, point.at("expected_s").get<double>());
+    least = std::min(least, point.at("budget_bytes").get<double>());
+    most = std::max(most, point.at("budget_bytes").get<double>());
   }
   const double pad_s = std::max(0.1 * (high - low), 0.02 * high), pad = 0.04 * (most - least);
   Drawing drawing(540, 250);
@@ -220,12 +221,12 @@ std::string curve_chart(const Json& record) {
   drawing.x_axis("MiB of memory", kMiB);
   std::string points;
   for (const Json& point : curve)
-    points += fmt::format("{:.1f},{:.1f} ", drawing.x(point["budget_bytes"].get<double>()),
-                          drawing.y(point["expected_s"].get<double>()));
+    points += fmt::format("{:.1f},{:.1f} ", drawing.x(point.at("budget_bytes").get<double>()),
+                          drawing.y(point.at("expected_s").get<double>()));
   drawing.add("<polyline points=\"{}\" fill=\"none\" stroke=\"var(--c0)\" stroke-width=\"1.8\"/>", points);
   for (const Json& point : curve) {
-    const bool asked = point["budget_bytes"] == record.at("budget_bytes");
-    const double bytes = point["budget_bytes"].get<double>(), seconds = point["expected_s"].get<double>();
+    const bool asked = point.at("budget_bytes") == record.at("budget_bytes");
+    const double bytes = point.at("budget_bytes").get<double>(), seconds = point.at("expected_s").get<double>();
     drawing.add(
         "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{}\" fill=\"{}\"><title>{:.1f} MiB: {:.2f} ms</title></circle>",
         drawing.x(bytes), drawing.y(seconds), asked ? 6 : 3.5, asked ? "var(--bad)" : "var(--c0)", bytes / kMiB,

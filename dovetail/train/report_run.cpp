@@ -27,15 +27,22 @@ Json read_json_if_present(const fs::path& path) {
   return fs::exists(path) ? parse_json(read_file(path), path.string()) : Json();
 }
 
-/// The lines of a .jsonl file. A last line without its newline is still being written: it is left out.
+constexpr int64_t kMostSteps = int64_t{1} << 53;  ///< a double counts so far
+
+/// The lines of a .jsonl file, by rising step. A last line without its newline is still being written: it is left out.
 std::vector<Json> read_lines(const fs::path& path) {
   std::vector<Json> lines;
+  int64_t last_step = 0;
   const std::string text = read_file(path);
   std::string_view rest = text;
   for (size_t end = rest.find('\n'); end != std::string_view::npos; end = rest.find('\n')) {
     const std::string place = fmt::format("{}:{}", path.string(), lines.size() + 1);
     Json line = parse_json(rest.substr(0, end), place);
     user_check(line.is_object() && line.contains("step") && line["step"].is_number_integer(), "{} has no step", place);
+    const auto step = line["step"].get<int64_t>();
+    user_check(step >= last_step && step <= kMostSteps, "{}: step {} follows step {}", place, line["step"].dump(),
+               last_step);
+    last_step = step;
     lines.push_back(std::move(line));
     rest.remove_prefix(end + 1);
   }

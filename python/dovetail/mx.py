@@ -16,7 +16,9 @@ from torch import Tensor, nn
 __all__ = ["Linear", "convert", "dequantize", "linear", "quantize"]
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, recipe: str = "mxfp8") -> Tensor:
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, recipe: str = "mxfp8", seed: int | None = None
+) -> Tensor:
     """Return ``x @ weight.T + bias`` with operands quantized by ``recipe``.
 
     Args:
@@ -24,11 +26,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, recipe: str = 
         weight: (out, in), dtype of x.
         bias: (out), dtype of x.
         recipe: name of a built-in recipe. Recipes with delayed scaling, which need earlier steps, raise RuntimeError.
+        seed: seed of stochastic rounding. None draws one from torch's generator in each call, so ``torch.manual_seed``
+            repeats a run.
 
     Returns:
         (..., out), dtype of x.
     """
-    return torch.ops.dovetail.mx_linear(x, weight, bias, recipe)
+    return torch.ops.dovetail.mx_linear(x, weight, bias, recipe, seed)
 
 
 def quantize(
@@ -120,10 +124,13 @@ def convert(model: nn.Module, recipe: str = "mxfp8", layers: list[str] | None = 
         ``model``.
 
     Raises:
-        ValueError: a glob matches no Linear, or a matching module belongs to a subclass with its own ``forward``.
+        ValueError: the model has no Linear, a glob matches none, or a matching module belongs to a subclass with its
+            own ``forward``.
         RuntimeError: unknown recipe.
     """
     found = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no torch.nn.Linear to quantize")
     for glob in layers or []:
         if not fnmatch.filter(found, glob):
             raise ValueError(f"{glob!r} matches no Linear of this model; they are called {', '.join(found)}")

@@ -1,6 +1,5 @@
 // ctest-labels: fuzz
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <nlohmann/json.hpp>
 #include <string>
@@ -10,16 +9,12 @@
 #include "dovetail/base/rng.h"
 #include "dovetail/base/schema.h"
 #include "tests/base/sample_config.h"
+#include "tests/fuzz.h"
 
 namespace dovetail::config_fuzz_test {
 namespace {
 
 using test::SampleConfig;
-
-uint64_t inputs_to_try(uint64_t by_default) {
-  const char* text = ::getenv("DOVETAIL_FUZZ_INPUTS");
-  return text == nullptr ? by_default : std::strtoull(text, nullptr, 10);
-}
 
 const std::vector<std::string>& seeds() {
   static const std::vector<std::string> texts = {
@@ -141,7 +136,7 @@ void expect_read_or_refused(const std::string& text, const std::vector<std::stri
 }
 
 TEST(ConfigFuzz, MutatedFiles) {
-  const uint64_t inputs = inputs_to_try(20'000);
+  const uint64_t inputs = static_cast<uint64_t>(test::fuzz_inputs(20'000));
   for (uint64_t i = 0; i < inputs; ++i) {
     Choices choose(i);
     std::string text = seeds()[choose.below(seeds().size())];
@@ -154,7 +149,7 @@ TEST(ConfigFuzz, MutatedFiles) {
 TEST(ConfigFuzz, MutatedOverrides) {
   static const std::vector<std::string> arguments = {"model.layers=12", "name=word", "optimizer.betas=[0.5, 0.6]",
                                                      "data.phase=[{from=0.5, mixture=[{path='a'}]}]", "scale=-1e-3"};
-  const uint64_t inputs = inputs_to_try(20'000) / 10;
+  const uint64_t inputs = static_cast<uint64_t>(test::fuzz_inputs(20'000)) / 10;
   for (uint64_t i = 0; i < inputs; ++i) {
     Choices choose(mix_seed(i, 1));
     std::string argument = arguments[choose.below(arguments.size())];

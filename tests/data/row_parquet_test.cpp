@@ -13,8 +13,8 @@
 #include "dovetail/base/error.h"
 #include "dovetail/data/hash.h"
 #include "dovetail/data/row_reader.h"
-#include "fuzz.h"
 #include "temporary_folder.h"
+#include "tests/fuzz.h"
 
 namespace dovetail::row_parquet_test {
 namespace {
@@ -167,7 +167,7 @@ TEST_P(RowParquetFile, DamagedPagesAreReadOrRefused) {
   std::mt19937_64 random(7);
   const TemporaryFolder folder;
   int64_t refused = 0;
-  for (int64_t i = 0; i < fuzz_inputs(100); ++i) {
+  for (int64_t i = 0; i < test::fuzz_inputs(100); ++i) {
     std::string damaged = whole;
     for (int changes = 0; changes < 4; ++changes)
       damaged[4 + random() % page_bytes(whole)] = static_cast<char>(random());

@@ -14,8 +14,8 @@
 #include "dovetail/data/manifest.h"
 #include "dovetail/data/prepare.h"
 #include "dovetail/data/shard.h"
-#include "fuzz.h"
 #include "temporary_folder.h"
+#include "tests/fuzz.h"
 
 namespace dovetail::token_store_test {
 namespace {
@@ -178,33 +178,18 @@ TEST_F(Store, WideTokensForLargeVocabularies) {
 }
 
 TEST_F(Store, FuzzedManifestsAreReadOrRefused) {
-  const std::string good = write_manifest(manifest_);
-  std::mt19937_64 random(17);
-  int64_t read = 0;
-  for (int64_t i = fuzz_inputs(3000); i > 0; --i) {
-    const std::string input = mutated(good, random);
-    try {
-      const TokenManifest manifest = parse_manifest(input, "fuzzed");
-      // What was read can be written and read again.
-      EXPECT_EQ(write_manifest(parse_manifest(write_manifest(manifest), "again")), write_manifest(manifest));
-      ++read;
-    } catch (const UserError&) {
-    }
-  }
-  EXPECT_GT(read, 0);
+  test::fuzz({write_manifest(manifest_)}, 3000, 17, [](const std::string& input) {
+    const TokenManifest manifest = parse_manifest(input, "fuzzed");
+    // A manifest that was read can be written and read again.
+    EXPECT_EQ(write_manifest(parse_manifest(write_manifest(manifest), "again")), write_manifest(manifest));
+  });
 }
 
 TEST_F(Store, FuzzedShardHeadersAreReadOrRefused) {
-  const std::string good = folder_.read("0-2.tokens");
-  std::mt19937_64 random(19);
-  for (int64_t i = fuzz_inputs(20000); i > 0; --i) {
-    const std::string input = mutated(good, random);
-    try {
-      const ShardHeader header = read_shard_header(std::as_bytes(std::span(input)), "fuzzed");
-      EXPECT_EQ(ShardHeader::kBytes + header.count * header.width, input.size());
-    } catch (const UserError&) {
-    }
-  }
+  test::fuzz({folder_.read("0-2.tokens")}, 20000, 19, [](const std::string& input) {
+    const ShardHeader header = read_shard_header(std::as_bytes(std::span(input)), "fuzzed");
+    EXPECT_EQ(ShardHeader::kBytes + header.count * header.width, input.size());
+  });
 }
 
 }  // namespace

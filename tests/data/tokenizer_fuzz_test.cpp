@@ -1,14 +1,17 @@
 // ctest-labels: fuzz
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <random>
 #include <string>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/data/sentencepiece.h"
 #include "dovetail/data/tokenizer.h"
 #include "dovetail/data/tokenizer_json.h"
-#include "fuzz.h"
+#include "tests/fuzz.h"
 
 namespace dovetail::tokenizer_fuzz_test {
 namespace {
@@ -19,37 +22,46 @@ std::string seed_file(const std::string& split) {
 }
 
 TEST(TokenizerJsonFuzz, FilesAreReadOrRefused) {
-  std::mt19937_64 random(23);
-  const std::string seeds[] = {seed_file("gpt2"), seed_file("llama3")};
   const std::string text = "the cats don't sit; 1234 <|endoftext|>\n \xff\xe2\x80 \u4e2d";
-  int64_t read = 0;
-  for (int64_t i = fuzz_inputs(500); i > 0; --i) {
-    const std::string input = mutated(seeds[i % 2], random);
-    try {
-      const auto tokenizer = make_tokenizer("bpe", input, "fuzzed.json");
-      for (const int32_t id : tokenizer->encode(text)) {
-        ASSERT_GE(id, 0);
-        ASSERT_LT(id, tokenizer->vocab_size());
-      }
-      ++read;
-    } catch (const UserError&) {
+  test::fuzz({seed_file("gpt2"), seed_file("llama3")}, 500, 23, [&](const std::string& input) {
+    const auto tokenizer = make_tokenizer("bpe", input, "fuzzed.json");
+    for (const int32_t id : tokenizer->encode(text)) {
+      ASSERT_GE(id, 0);
+      ASSERT_LT(id, tokenizer->vocab_size());
     }
-  }
-  EXPECT_GT(read, 0);
+  });
 }
 
 TEST(TokenizerJsonFuzz, StructuresAreReadOrRefused) {
-  // Without the vocabulary nearly every mutation meets a rule of the format; most end as UserError before it is needed.
+  // Without most of its vocabulary the file is short, so most mutations meet a rule of the format.
   std::mt19937_64 random(29);
   std::string seed = seed_file("llama3");
   const size_t vocabulary = seed.find("\"vocab\":{") + 9;
   seed.erase(vocabulary, seed.find('}', vocabulary) - vocabulary);
-  for (int64_t i = fuzz_inputs(5000); i > 0; --i) {
+  for (int64_t i = test::fuzz_inputs(5000); i > 0; --i) {
+    const std::string input = test::mutated(seed, random);
     try {
-      parse_tokenizer_json(mutated(seed, random), "fuzzed.json");
+      parse_tokenizer_json(input, "fuzzed.json");
     } catch (const UserError&) {
+      continue;
+    } catch (const std::exception& e) {
+      FAIL() << e.what() << "\n\"" << test::escaped(input) << "\"";
     }
   }
+}
+
+TEST(SentencePieceFuzz, ModelsAreReadOrRefused) {
+  const auto model = [](const char* name) {
+    return read_file(std::filesystem::path(std::getenv("DOVETAIL_TEST_DATA")) / "tokenizers" / name);
+  };
+  const std::string text = "the cats don't sit; 1234 \xff\xe2\x80 \u4e2d";
+  test::fuzz({model("sp_bpe.model"), model("sp_unigram.model")}, 300, 31, [&](const std::string& input) {
+    const auto tokenizer = sentencepiece_tokenizer(input, "fuzzed.model");
+    for (const int32_t id : tokenizer->encode(text)) {
+      ASSERT_GE(id, 0);
+      ASSERT_LT(id, tokenizer->vocab_size());
+    }
+  });
 }
 
 }  // namespace

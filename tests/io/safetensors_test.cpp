@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "tests/fuzz.h"
 
 namespace dovetail::safetensors_test {
 namespace {
@@ -97,6 +98,24 @@ TEST_F(Safetensors, ReadsOddShapesAndNames) {
   expect_same(file.read("a"), torch::arange(6, at::kFloat).reshape({2, 1, 3}));
   expect_same(file.read("b"), torch::arange(5, at::kDouble) / 4);
   expect_same(file.read("odd \"name\"\n\u00e9"), torch::arange(7, at::kByte));
+}
+
+TEST_F(Safetensors, NamesTypesThatAreNotOursAsUnsupportedNotAsDamage) {
+  for (const auto* dtype :
+       {"F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "U16", "U32", "U64", "C64"}) {
+    const auto header = fmt::format(R"({{"w":{{"dtype":"{}","shape":[8],"data_offsets":[0,8]}}}})", dtype);
+    try {
+      const auto bytes = file_of(header, 8);
+      const SafetensorsFile file(bytes, "x.safetensors");
+      ADD_FAILURE() << dtype;
+    } catch (const UserError& error) {
+      EXPECT_EQ(std::string(error.what()).find(fmt::format("x.safetensors: tensor 'w' has dtype {}, ", dtype)), 0u);
+      EXPECT_THAT(error.what(), HasSubstr("not supported"));
+      EXPECT_THAT(error.help(), ::testing::Not(HasSubstr("damaged")));
+    }
+  }
+  const auto unknown = refusal(file_of(R"({"w":{"dtype":"F99","shape":[8],"data_offsets":[0,8]}})", 8));
+  EXPECT_THAT(unknown, ::testing::AllOf(HasSubstr("not a usable safetensors file"), HasSubstr("'F99'")));
 }
 
 TEST_F(Safetensors, WritesTheBytesThatThePythonPackageWrites) {
@@ -289,8 +308,7 @@ std::string mutated(std::string bytes, std::mt19937_64& random) {
 }
 
 TEST_F(Safetensors, FuzzedFilesAreReadOrRefused) {
-  const char* wanted = std::getenv("DOVETAIL_FUZZ_INPUTS");
-  const int64_t inputs = wanted ? std::atoll(wanted) : 20000;
+  const int64_t inputs = test::fuzz_inputs(20000);
   const std::string seeds[] = {
       read_file(fixture("dtypes.safetensors")), read_file(fixture("shapes.safetensors")),
       file_of(R"({"__metadata__":{"k":"v"},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8)};

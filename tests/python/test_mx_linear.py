@@ -114,6 +114,45 @@ def test_bf16_recipe_is_linear():
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4 * plain.abs().max().item())
 
 
+def stochastic_gradients(calls: int, seed: int | None = None) -> torch.Tensor:
+    """Gradients of x over several calls of a layer whose gradient 1.2 lies between two codes of FP4."""
+    weight, gradients = torch.eye(32), []
+    for _ in range(calls):
+        x = torch.zeros(4, 32, requires_grad=True)
+        dy = torch.full((4, 32), 1.2)
+        dy[:, 0] = 6.0  # sets the scale to 1
+        dovetail.mx.linear(x, weight, None, "mxfp4_stochastic", seed).backward(dy)
+        gradients.append(x.grad[:, 1:])
+    return torch.stack(gradients)
+
+
+def test_stochastic_rounding_draws_anew_in_each_call():
+    gradients = stochastic_gradients(200)
+    assert set(gradients.unique().tolist()) == {1.0, 1.5}
+    assert gradients.var(dim=0).min() > 0
+    # Each mean of 200 draws has a standard deviation of 0.0173 around 1.2.
+    assert (gradients.mean(dim=0) - 1.2).abs().max() < 6 * 0.0173
+    assert abs(gradients.mean().item() - 1.2) < 0.01
+
+
+def test_stochastic_rounding_follows_torchs_seed_or_its_own():
+    torch.manual_seed(7)
+    first = stochastic_gradients(3)
+    torch.manual_seed(7)
+    assert torch.equal(stochastic_gradients(3), first)
+    assert not torch.equal(stochastic_gradients(3), first)
+    fixed = stochastic_gradients(2, seed=5)
+    assert torch.equal(fixed[0], fixed[1])
+    before = torch.get_rng_state()
+    dovetail.mx.linear(torch.ones(2, 32), torch.ones(4, 32), None, "mxfp8")
+    assert torch.equal(torch.get_rng_state(), before)  # nothing is drawn where nothing is rounded by chance
+
+
+def test_a_model_without_a_linear_is_an_error():
+    with pytest.raises(ValueError, match=r"Sequential has no torch\.nn\.Linear"):
+        dovetail.mx.convert(torch.nn.Sequential(torch.nn.Conv1d(3, 3, 1)))
+
+
 def test_stochastic_gradients_are_unbiased():
     """Sums over many tokens of a gradient between two codes: to nearest is always off to the same side."""
     x, weight = torch.ones(4096, 32), torch.eye(32)

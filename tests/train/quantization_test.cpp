@@ -99,7 +99,8 @@ recipe = "mxfp6_e3m2"
 }
 
 TEST(Quantization, ARecipeMayLeaveTheEndsOfTheModelInHighPrecision) {
-  EXPECT_TRUE(formats("", "fp8_tensor").empty());  // both of two blocks are ends
+  EXPECT_THAT([] { formats("", "fp8_tensor"); },  // both of two blocks are ends
+              ::testing::ThrowsMessage<UserError>(::testing::HasSubstr("the model has 2")));
   const std::string mine = "[[precision.recipes]]\nname = \"mine\"\nhigh_precision_ends = ";
   EXPECT_EQ(formats(mine + "0\n", "mine").size(), 8U);
   const auto with_override =
