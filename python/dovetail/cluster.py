@@ -95,7 +95,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
                 best = run
         centres, labels, _, inertia, self.n_iter_, _ = best
         self.cluster_centers_, self.labels_ = place.original(centres).numpy(), labels.numpy()
-        self.inertia_ = inertia * place.scale**2
+        self.inertia_ = inertia * place.scale * place.scale
         self._n_features_out = self.n_clusters
         return self
 
@@ -124,7 +124,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         rows, place = self._rows(X)
         data, centres = torch.ops.dovetail.kmeans_data(rows), self._centres(place)
         torch.ops.dovetail.kmeans_assign(data, centres)
-        return -torch.ops.dovetail.kmeans_distances(data, centres)[1] * place.scale**2
+        return -torch.ops.dovetail.kmeans_distances(data, centres)[1] * place.scale * place.scale
 
     def _run(self, data, place: "_Place", seed: int):
         start = self._start(data, place, seed)

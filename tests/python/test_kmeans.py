@@ -144,8 +144,8 @@ def test_float64_with_a_large_offset_has_the_clusters_without_it(batch_size):
     start = x[:6]
     # float64 itself rounds the second column by 1e-4.
     shifted = x + offset
-    ours = dovetail.KMeans(6, init=start + offset, tol=0, batch_size=batch_size).fit(shifted)
-    plain = dovetail.KMeans(6, init=start, tol=0, batch_size=batch_size).fit(x)
+    ours = dovetail.KMeans(6, init=start + offset, tol=0, batch_size=batch_size, random_state=0).fit(shifted)
+    plain = dovetail.KMeans(6, init=start, tol=0, batch_size=batch_size, random_state=0).fit(x)
     assert (ours.labels_ == plain.labels_).all()
     assert ours.inertia_ == pytest.approx(plain.inertia_, rel=1e-3)
     np.testing.assert_allclose(ours.cluster_centers_ - offset, plain.cluster_centers_, atol=2e-3)
