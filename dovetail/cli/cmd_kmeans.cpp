@@ -82,7 +82,7 @@ class KMeansCommand : public Command {
     const bool writes = group->rank() == 0;
     std::optional<RunFolder> folder;
     if (writes) folder.emplace(folder_path());
-    const Matrix matrix = table_.read(*group, {.common_scale = true});
+    const Matrix matrix = table_.read(*group);
     const std::shared_ptr<hybrid::Workers> workers = table_.make_workers(group);
     hybrid::KMeansData data(matrix.x, workers);
     JobState state(*group, folder_path(), "kmeans " + table_.table_words() + algorithm_words() + file_words(init_),
@@ -91,7 +91,7 @@ class KMeansCommand : public Command {
     const bool resumed = !state.stopped().empty();
     const at::Tensor centres = resumed ? state.stopped()[1] : centres_by(init_, matrix, data, k_, seed_);
     const double begun = now_seconds();
-    const hybrid::KMeansResult result = iterate(data, matrix.scale, centres, state, writes);
+    const hybrid::KMeansResult result = iterate(data, centres, state, writes);
     const double done = now_seconds();
     Json workers_json = Json::object();
     TableOptions::finish(workers.get(), workers_json);
@@ -124,19 +124,16 @@ class KMeansCommand : public Command {
     batch_.seed = static_cast<uint64_t>(seed_);
   }
 
-  hybrid::KMeansResult iterate(hybrid::KMeansData& data, double scale, const at::Tensor& centres, JobState& state,
-                               bool shows) {
+  hybrid::KMeansResult iterate(hybrid::KMeansData& data, const at::Tensor& centres, JobState& state, bool shows) {
     TerminalLine terminal;
     const int64_t rows = batch_.batch > 0 ? batch_.batch : data.rows();
     const auto report = [&](const hybrid::LloydIteration& line) {
-      state.add({line.inertia * scale * scale, line.shift * scale, static_cast<double>(line.changed.value_or(-1)),
-                 line.seconds},
-                line.state);
+      state.add({line.inertia, line.shift, static_cast<double>(line.changed.value_or(-1)), line.seconds}, line.state);
       if (!shows || !terminal.on_terminal()) return;
       const std::string changed =
           line.changed ? fmt::format("  {} labels changed", format_grouped(*line.changed)) : std::string();
       terminal.show(fmt::format(" iteration {}/{}  inertia {:.6g}  centres moved {:.3g}{}  {} rows/s", line.iteration,
-                                iterations_, line.inertia * scale * scale, line.shift * scale, changed,
+                                iterations_, line.inertia, line.shift, changed,
                                 format_count(static_cast<double>(rows) / line.seconds)));
     };
     lloyd_.state = batch_.state = state.stopped();
@@ -163,7 +160,7 @@ class KMeansCommand : public Command {
             {"batch", batch_.batch},
             {"iterations", result.iterations},
             {"converged", result.converged},
-            {"inertia", result.inertia * matrix.scale * matrix.scale},
+            {"inertia", result.inertia},
             {"silhouette", std::isfinite(silhouette) ? Json(silhouette) : Json()},
             {"silhouette_rows", sample.x.size(0)},
             {"counts", std::vector<int64_t>(count, count + result.counts.numel())}};

@@ -122,7 +122,7 @@ Matrix join(MatrixParts from, const MatrixOptions& options, const std::filesyste
     throw UserError(seen == 0 ? "there are no rows" : fmt::format("all {} rows have a bad value", seen),
                     seen == 0 ? "" : "leave out the columns that are no numbers: --drop-columns", path.string());
   if (!options.target.empty()) join_target(from.parts, rows, options.target_kind, matrix);
-  round_values(from.parts, rows, options.common_scale, matrix);
+  round_values(from.parts, rows, matrix);
   return matrix;
 }
 
@@ -180,8 +180,8 @@ std::vector<std::string> MatrixColumns::features() const {
   return list;
 }
 
-at::Tensor Matrix::original(const at::Tensor& points) const { return points * scale + origin; }
-at::Tensor Matrix::shifted(const at::Tensor& points) const { return (points - origin) / scale; }
+at::Tensor Matrix::original(const at::Tensor& points) const { return points + origin; }
+at::Tensor Matrix::shifted(const at::Tensor& points) const { return points - origin; }
 
 std::filesystem::path matrix_file(const std::filesystem::path& path) {
   const std::string text = path.string();

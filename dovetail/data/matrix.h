@@ -29,16 +29,14 @@ struct MatrixOptions {
   std::vector<std::string> columns;   ///< to read, by name or place; empty: all but an index of pandas
   std::string target;                 ///< a column by name or place; empty: none
   TargetKind target_kind = TargetKind::kNumber;
-  std::string delimiter;      ///< in a text: one character, "tab" or "blank"; empty: found out
-  char decimal = '.';         ///< in a text
-  bool common_scale = false;  ///< scale very large and very small tables, so that squares of float32 are finite
+  std::string delimiter;  ///< in a text: one character, "tab" or "blank"; empty: found out
+  char decimal = '.';     ///< in a text
 };
 
-/// A table: value = origin + scale * x.
+/// A table: value = origin + x.
 struct Matrix {
   at::Tensor x;                        ///< (N, D) float32, contiguous
   at::Tensor origin;                   ///< (D) float64; 0 where float32 holds the values as well without it
-  double scale = 1;                    ///< a power of 2
   std::vector<std::string> columns;    ///< D names; "c" and the column's number where the file has none
   std::vector<int64_t> left_out;       ///< rows of the file without N, from 0, ascending
   int64_t num_bad = 0;                 ///< values and rows, dropped columns not counted

@@ -44,7 +44,7 @@ struct Merged {
 
 }  // namespace
 
-void round_values(std::vector<MatrixPart>& parts, int64_t rows, bool common_scale, Matrix& matrix) {
+void round_values(std::vector<MatrixPart>& parts, int64_t rows, Matrix& matrix) {
   const size_t width = matrix.columns.size();
   std::vector<std::vector<Spread>> spreads(parts.size(), std::vector<Spread>(width));
   parallel_pieces(std::ssize(parts), 1, [&](int64_t i, int64_t) {
@@ -53,19 +53,11 @@ void round_values(std::vector<MatrixPart>& parts, int64_t rows, bool common_scal
   });
   matrix.origin = at::zeros({static_cast<int64_t>(width)}, at::kDouble);
   auto* const origin = matrix.origin.mutable_data_ptr<double>();
-  double magnitude = 0;
   for (size_t c = 0; c < width; ++c) {
     Spread all;
     for (const auto& spread : spreads) all.add(spread[c]);
     origin[c] = all.origin();
-    magnitude = std::max({magnitude, std::abs(all.least - origin[c]), std::abs(all.largest - origin[c])});
   }
-  // Far from these bounds, squares and their sums are finite and normal numbers of float32.
-  constexpr int kFarExponent = 40;
-  int exponent = 0;
-  if (magnitude > 0) std::frexp(magnitude, &exponent);
-  if (common_scale && std::abs(exponent) > kFarExponent) matrix.scale = std::ldexp(1.0, exponent);
-
   matrix.x = at::empty({rows, static_cast<int64_t>(width)}, at::kFloat);
   std::vector<int64_t> first_row;
   int64_t row = 0;
@@ -82,10 +74,10 @@ void round_values(std::vector<MatrixPart>& parts, int64_t rows, bool common_scal
     float* const to = x + first_row[i] * static_cast<int64_t>(width);
     for (size_t at = 0; at < values.size(); ++at) {
       const size_t c = at % width;
-      const double wanted = (values[at] - origin[c]) / matrix.scale;
+      const double wanted = values[at] - origin[c];
       to[at] = static_cast<float>(wanted);
       Merged& column = merged[i][c];
-      column.loss = std::max(column.loss, std::abs(static_cast<double>(to[at]) - wanted) * matrix.scale);
+      column.loss = std::max(column.loss, std::abs(static_cast<double>(to[at]) - wanted));
       if (at < width || values[at] == values[at - width]) continue;
       ++column.differ;
       column.merged += to[at] == to[at - width];

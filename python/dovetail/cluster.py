@@ -158,7 +158,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
 
 @dataclass(frozen=True)
 class _Place:
-    """Rows in float32: value = origin + scale * x. The command has the same rules (matrix_rounding.h)."""
+    """Rows in float32: value = origin + scale * x. matrix_rounding.h has the rule for `origin`."""
 
     origin: np.ndarray | None = None
     scale: float = 1.0

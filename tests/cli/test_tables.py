@@ -234,6 +234,13 @@ def test_a_column_that_centring_cannot_save_is_said(tmp_path):
     assert "float32 rounds" in dovetail("kmeans", "--data", "t.npy", "--k", 2, "--out", "run", folder=tmp_path).stderr
 
 
+def test_numbers_outside_of_float32_are_refused_or_said(tmp_path):
+    np.save(tmp_path / "large.npy", X * 1e60)
+    assert "beyond float32" in refusal(tmp_path, "kmeans", "--data", "large.npy", "--k", 2, "--out", "r")
+    np.save(tmp_path / "small.npy", X * 1e-60)
+    assert "float32 rounds" in dovetail("kmeans", "--data", "small.npy", "--k", 2, "--out", "r", folder=tmp_path).stderr
+
+
 def test_a_linear_target_with_a_large_offset(tmp_path):
     x = np.arange(12.0)
     pd.DataFrame({"x": x.astype(int), "y": 1_000_000_000 + 2 * x.astype(int)}).to_csv(tmp_path / "x.csv", index=False)
