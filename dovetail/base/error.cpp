@@ -39,6 +39,18 @@ size_t byte_of(std::string_view text, int64_t index) {
   return at;
 }
 
+/// `printable`, with its lines.
+std::string printable_lines(std::string_view text) {
+  std::string out;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    if (at > 0) out += '\n';
+    out += printable(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return out;
+}
+
 std::string caret_lines(const SourceLine& source, const std::string& help) {
   const std::string text = printable(source.text);
   int64_t column = std::max<int64_t>(source.column, 1);
@@ -84,9 +96,9 @@ std::string printable(std::string_view text) {
 }
 
 std::string describe_error(const UserError& error) {
-  std::string out = fmt::format("error: {}", error.what());
-  if (!error.place().empty()) out += "\n  --> " + error.place();
-  const std::string& help = error.help();
+  std::string out = "error: " + printable_lines(error.what());
+  if (!error.place().empty()) out += "\n  --> " + printable_lines(error.place());
+  const std::string help = printable_lines(error.help());
   const bool under_caret = error.source() && help.size() <= kMaxCaretHelp && help.find('\n') == std::string::npos;
   if (error.source()) out += caret_lines(*error.source(), under_caret ? help : std::string());
   if (!under_caret && !help.empty()) out += "\nhelp: " + help;

@@ -9,21 +9,21 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
-#include "dovetail/data/matrix.h"
 #include "dovetail/hybrid/kmeans_init.h"
 
 namespace dovetail::cli {
 
-at::Tensor centres_by(const std::string& init, hybrid::KMeansData& data, int64_t num_centres, int64_t seed) {
+at::Tensor centres_by(const std::string& init, const Matrix& matrix, hybrid::KMeansData& data, int64_t num_centres,
+                      int64_t seed) {
   if (hybrid::is_kmeans_init(init))
     return hybrid::initial_centres(data, num_centres, hybrid::parse_kmeans_init(init), static_cast<uint64_t>(seed));
   if (!std::filesystem::exists(init))
     throw UserError(fmt::format("--init: {} is neither a file nor k-means++, k-means-parallel, random or first", init));
-  const Matrix matrix = read_matrix(init);
-  user_check(matrix.x.size(0) == num_centres && matrix.x.size(1) == data.columns(),
-             "--init: {} has {} rows of {} columns, not {} (--k) of {} (the data)", init, matrix.x.size(0),
-             matrix.x.size(1), num_centres, data.columns());
-  return matrix.x.to(at::kDouble);
+  const Matrix start = read_matrix(init);
+  user_check(start.x.size(0) == num_centres && start.x.size(1) == data.columns(),
+             "--init: {} has {} rows of {} columns, not {} (--k) of {} (the data)", init, start.x.size(0),
+             start.x.size(1), num_centres, data.columns());
+  return matrix.shifted(start.original(start.x.to(at::kDouble))).contiguous();
 }
 
 RowSample sample_rows(const at::Tensor& x, const at::Tensor& labels, int64_t seed) {

@@ -169,7 +169,9 @@ class FitCommand : public Command {
     const bool writes = group->rank() == 0;
     std::optional<RunFolder> folder;
     if (writes) folder.emplace(path);
-    const Matrix matrix = table_.read(*group);
+    const Matrix matrix = table_.read(
+        *group,
+        {.target = options.target, .target_kind = model_ == "logistic" ? TargetKind::kClass : TargetKind::kNumber});
     const auto workers = table_.make_workers(group);
     const std::string words = words_of(model_, options);
     JobState state(*group, path, "fit " + model_ + " " + table_.table_words() + words + file_words(options.init),

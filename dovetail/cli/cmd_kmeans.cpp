@@ -89,7 +89,7 @@ class KMeansCommand : public Command {
                    table_.fresh());
     const double read = now_seconds();
     const bool resumed = !state.stopped().empty();
-    const at::Tensor centres = resumed ? state.stopped()[1] : centres_by(init_, data, k_, seed_);
+    const at::Tensor centres = resumed ? state.stopped()[1] : centres_by(init_, matrix, data, k_, seed_);
     const double begun = now_seconds();
     const hybrid::KMeansResult result = iterate(data, centres, state, writes);
     const double done = now_seconds();
@@ -168,7 +168,7 @@ class KMeansCommand : public Command {
 
   void write(const RunFolder& folder, const Matrix& matrix, const hybrid::KMeansResult& result,
              const std::vector<std::vector<double>>& lines, const RowSample& sample, const Json& json) const {
-    write_table(folder.path() / "centres.csv", matrix.columns, result.centres);
+    write_table(folder.path() / "centres.csv", matrix.columns, matrix.original(result.centres));
     write_labels(folder.path() / "labels.csv", result.labels, matrix.left_out);
     folder.write_json("kmeans.json", json);
     folder.write_json("machine.json", machine_json());

@@ -26,7 +26,7 @@ Json nested(const at::Tensor& x) {
 hybrid::Mixture start_of(const FitOptions& options, const FitContext& context, hybrid::MixtureData& data) {
   hybrid::KMeansData clusters(context.matrix.x, context.workers);
   const hybrid::KMeansResult means =
-      hybrid::lloyd(clusters, centres_by(options.init, clusters, options.k, options.seed));
+      hybrid::lloyd(clusters, centres_by(options.init, context.matrix, clusters, options.k, options.seed));
   return data.of_labels(means.labels, means.centres, hybrid::parse_covariance(options.covariance),
                         options.regularization);
 }
@@ -56,11 +56,12 @@ void write(const RunFolder& run, const FitOptions& options, const FitContext& co
   const hybrid::Mixture& mixture = result.mixture;
   const Matrix& matrix = context.matrix;
   const std::filesystem::path& folder = run.path();
-  write_table(folder / "means.csv", matrix.columns, mixture.means);
+  const at::Tensor means = matrix.original(mixture.means);
+  write_table(folder / "means.csv", matrix.columns, means);
   write_labels(folder / "labels.csv", result.labels, matrix.left_out);
   run.write_json("mixture.json", {{"columns", matrix.columns},
                                   {"weights", nested(mixture.weights)},
-                                  {"means", nested(mixture.means)},
+                                  {"means", nested(means)},
                                   {"covariances", nested(mixture.covariances)}});
   write_iterations(run, context.state.lines(), {"log_likelihood", "seconds"});
   std::vector<double> curve;

@@ -65,7 +65,7 @@ void fit_pca(const FitOptions& options, const FitContext& context, FitOutcome& o
   outcome.write = [=, &matrix, &context](const RunFolder& run) {
     const std::filesystem::path& folder = run.path();
     write_table(folder / "components.csv", matrix.columns, result.directions.t().contiguous());
-    write_table(folder / "mean.csv", matrix.columns, mean.unsqueeze(0).contiguous());
+    write_table(folder / "mean.csv", matrix.columns, matrix.original(mean.unsqueeze(0)).contiguous());
     write_table(folder / "scores.csv", names, scores(x, mean, result.directions));
     write_iterations(run, context.state.lines(), {"residual", "explained", "seconds"});
   };

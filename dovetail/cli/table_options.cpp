@@ -37,6 +37,17 @@ std::vector<int64_t> parse_columns(const std::string& text) {
   return columns;
 }
 
+/// "a,b" as names.
+std::vector<std::string> parse_names(const std::string& text) {
+  std::vector<std::string> names;
+  for (size_t at = 0; !text.empty() && at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    names.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return names;
+}
+
 nlohmann::ordered_json executors_json(const hybrid::Runtime& runtime) {
   auto list = nlohmann::ordered_json::array();
   for (const auto& report : runtime.report()) {
@@ -51,9 +62,16 @@ nlohmann::ordered_json executors_json(const hybrid::Runtime& runtime) {
 void TableOptions::declare_data(Arguments& arguments) {
   arguments
       .option("--data", "FILE", &data_,
-              "Table: .parquet, .csv, .tsv, .npy; any other name: text with blanks between numbers")
+              "Table: Parquet, .npy, .npz (FILE:NAME) or text with a delimiter or blanks; gzip, zstd and bzip2 are "
+              "unpacked")
       .is_required()
       .completes(Completion::kFile);
+  arguments.option("--columns", "LIST", &columns_,
+                   "Columns to read, by name or place, such as a,b,7 (all but an index of pandas)");
+  arguments.option("--delimiter", "WHAT", &delimiter_,
+                   "Character between the fields of a text, tab, or blank (found in the first lines)");
+  arguments.option("--decimal", "MARK", &decimal_, "Mark before the fraction of a number in a text (.)")
+      .one_of({".", ","});
   arguments.option("--drop-columns", "LIST", &drop_columns_, "Columns to leave out, from 0, such as 0,3");
   arguments
       .option("--bad-values", "WHAT", &bad_values_,
@@ -83,6 +101,11 @@ void TableOptions::declare_workers(Arguments& arguments) {
 }
 
 void TableOptions::check() const {
+  user_check(columns_.empty() || drop_columns_.empty(),
+             "--columns and --drop-columns both say which columns to read; give one of them");
+  user_check(delimiter_.size() <= 1 || delimiter_ == "tab" || delimiter_ == "blank" || delimiter_ == "\\t",
+             "--delimiter: \"{}\" is not one character, tab or blank", printable(delimiter_));
+  user_check(delimiter_ != decimal_, "--delimiter and --decimal are both \"{}\"; they must differ", decimal_);
   if (executors_.empty()) {
     user_check(share_.empty() && verify_ == 0, "--share and --verify are about --executors, of which there are none");
     return;
@@ -99,15 +122,23 @@ std::shared_ptr<Group> TableOptions::join() const {
   return group;
 }
 
-Matrix TableOptions::read(const Group& group) const {
+Matrix TableOptions::read(const Group& group, MatrixOptions options) const {
   const int here = neighbours_of(group).size;
   if (threads_ > 0) {
     at::set_num_threads(static_cast<int>(threads_));
   } else if (here > 1) {
     at::set_num_threads(std::max(1, machine().cores / here));
   }
-  Matrix matrix =
-      read_matrix(data_, {.bad_values = kBadValues.at(bad_values_), .drop_columns = parse_columns(drop_columns_)});
+  options.bad_values = kBadValues.at(bad_values_);
+  options.drop_columns = parse_columns(drop_columns_);
+  options.columns = parse_names(columns_);
+  options.delimiter = delimiter_ == "\\t" ? "tab" : delimiter_ == " " ? "blank" : delimiter_;
+  options.decimal = decimal_[0];
+  Matrix matrix = read_matrix(data_, options);
+  if (group.rank() == 0) {
+    for (const std::string& note : matrix.notes) log_info("{}: {}", data_, note);
+    for (const std::string& warning : matrix.warnings) log_warning("{}: {}", data_, warning);
+  }
   if (matrix.num_bad > 0 && group.rank() == 0) {
     log_warning("{}: {} bad values, {}", data_, format_grouped(matrix.num_bad),
                 bad_values_ == "zero" ? std::string("0 in their place")
@@ -180,11 +211,14 @@ std::vector<std::pair<std::string, std::string>> TableOptions::worker_figures(co
 
 std::string TableOptions::data_words() const {
   std::string words = fmt::format("--data {} --bad-values {}", data_, bad_values_);
+  if (!columns_.empty()) words += " --columns " + columns_;
+  if (!delimiter_.empty()) words += " --delimiter " + delimiter_;
+  if (decimal_ != ".") words += " --decimal " + decimal_;
   if (!drop_columns_.empty()) words += " --drop-columns " + drop_columns_;
   return words;
 }
 
-std::string TableOptions::table_words() const { return data_words() + file_words(data_); }
+std::string TableOptions::table_words() const { return data_words() + file_words(matrix_file(data_).string()); }
 
 std::string TableOptions::worker_words() const {
   std::string words;
@@ -200,14 +234,16 @@ std::string file_words(const std::string& name) {
                      std::filesystem::last_write_time(name).time_since_epoch().count());
 }
 
-void write_table(const std::filesystem::path& path, const std::vector<std::string>& columns, const at::Tensor& rows) {
+void write_table(const std::filesystem::path& path, const std::vector<std::string>& columns, const at::Tensor& rows,
+                 const std::vector<std::string>& names) {
   std::string text;
   for (size_t i = 0; i < columns.size(); ++i) text += (i > 0 ? "," : "") + csv_field(columns[i]);
   text += "\n";
   const auto* value = rows.const_data_ptr<double>();
   for (int64_t c = 0; c < rows.size(0); ++c) {
+    if (!names.empty()) text += csv_field(names[static_cast<size_t>(c)]);
     for (int64_t p = 0; p < rows.size(1); ++p)
-      fmt::format_to(std::back_inserter(text), "{}{}", p > 0 ? "," : "", *value++);
+      fmt::format_to(std::back_inserter(text), "{}{}", p > 0 || !names.empty() ? "," : "", *value++);
     text += "\n";
   }
   write_file_atomically(path, text);

@@ -25,8 +25,9 @@ class TableOptions {
 
   /// The nodes of the job, as torchrun started them; all read the table, and node 0 writes results.
   std::shared_ptr<Group> join() const;
-  /// Sets the number of threads and reads the table; bad values are in the log.
-  Matrix read(const Group& group) const;
+  /// Sets the number of threads and reads the table, with these options and the command's. Notes, warnings and bad
+  /// values are in the log.
+  Matrix read(const Group& group, MatrixOptions options = {}) const;
   /// Null on a single node without executors: this process' threads share the rows alike.
   std::shared_ptr<hybrid::Workers> make_workers(const std::shared_ptr<Group>& group) const;
   /// Adds the rows of nodes and executors to a result, and keeps the executors' speeds. Called by all nodes. Does
@@ -45,7 +46,7 @@ class TableOptions {
   bool fresh() const { return fresh_; }
 
  private:
-  std::string data_, drop_columns_, bad_values_ = "error", executors_, share_;
+  std::string data_, columns_, delimiter_, decimal_ = ".", drop_columns_, bad_values_ = "error", executors_, share_;
   int64_t threads_ = 0, verify_ = 0;
   double timeout_s_ = 0;  ///< not given
   bool fresh_ = false;
@@ -54,8 +55,9 @@ class TableOptions {
 /// " (N bytes of T)", which changes with a file; empty where `name` is none.
 std::string file_words(const std::string& name);
 
-/// The rows as text, "a,b" after the columns' names.
-void write_table(const std::filesystem::path& path, const std::vector<std::string>& columns, const at::Tensor& rows);
+/// The rows as text, "a,b" after the columns' names; `names` of the rows, if any, are the first column.
+void write_table(const std::filesystem::path& path, const std::vector<std::string>& columns, const at::Tensor& rows,
+                 const std::vector<std::string>& names = {});
 
 /// "row,label": rows of the file from 0; those that were left out have no line.
 void write_labels(const std::filesystem::path& path, const at::Tensor& labels, const std::vector<int64_t>& left_out);

@@ -9,12 +9,44 @@
 
 namespace dovetail {
 
+std::string_view without_blanks(std::string_view text) {
+  while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
+  while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) text.remove_suffix(1);
+  return text;
+}
+
 std::string shown(std::string_view text) {
   constexpr size_t kLongest = 40;
   return "\"" + printable(text.substr(0, kLongest)) + (text.size() > kLongest ? "...\"" : "\"");
 }
 
-Parsed number_of(const Cell& cell, double& number, std::string& reason) {
+bool is_missing_word(std::string_view text) {
+  constexpr std::array<std::string_view, 10> kWords = {"",    "NA",   "N/A",  "n/a",  "NaN",
+                                                       "nan", "-nan", "null", "NULL", "None"};
+  return text.size() <= 4 && std::ranges::find(kWords, text) != kWords.end();
+}
+
+bool is_number(std::string_view text, char decimal, double& value) {
+  text = without_blanks(text);
+  if (text.size() > 1 && text[0] == '+' && text[1] != '-') text.remove_prefix(1);
+  if (text.empty()) return false;
+  std::string pointed;
+  if (decimal != '.') {
+    if (text.find('.') != std::string_view::npos) return false;
+    const size_t at = text.find(decimal);
+    if (at != std::string_view::npos) {
+      pointed = text;
+      pointed[at] = '.';
+      text = pointed;
+    }
+  }
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (result.ptr != text.data() + text.size()) return false;
+  if (result.ec == std::errc::result_out_of_range) value = std::strtod(std::string(text).c_str(), nullptr);
+  return true;
+}
+
+Parsed number_of(const Cell& cell, char decimal, double& number, std::string& reason) {
   switch (cell.kind) {
     case Cell::Kind::kMissing:
       return Parsed::kMissing;
@@ -26,7 +58,8 @@ Parsed number_of(const Cell& cell, double& number, std::string& reason) {
       if (std::isnan(number)) return Parsed::kMissing;
       break;
     case Cell::Kind::kText:
-      if (!parse_number(*cell.text, number)) {
+      if (is_missing_word(without_blanks(*cell.text))) return Parsed::kMissing;
+      if (!is_number(*cell.text, decimal, number)) {
         reason = shown(*cell.text) + " is not a number";
         return Parsed::kBad;
       }

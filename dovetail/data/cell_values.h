@@ -17,6 +17,12 @@ enum class Parsed { kThere, kMissing, kBad };
 /// A text in a message, cut where it is long.
 std::string shown(std::string_view text);
 
+std::string_view without_blanks(std::string_view text);
+
+/// True for a text that means a missing number: nothing, "NA", "N/A", "n/a", "NaN", "nan", "-nan", "null", "NULL",
+/// "None".
+bool is_missing_word(std::string_view text);
+
 /// Whether all of the text is a number.
 template <class Number>
 bool parse_number(std::string_view text, Number& number) {
@@ -24,8 +30,12 @@ bool parse_number(std::string_view text, Number& number) {
   return result.ec == std::errc() && result.ptr == text.data() + text.size();
 }
 
-/// A finite number; a NaN of Parquet is a missing one.
-Parsed number_of(const Cell& cell, double& number, std::string& reason);
+/// Reads a number, "inf" among them, with `decimal` before its fraction and maybe blanks around it. False for anything
+/// else.
+bool is_number(std::string_view text, char decimal, double& value);
+
+/// A finite number; a NaN is a missing one, and so is a text of is_missing_word.
+Parsed number_of(const Cell& cell, char decimal, double& number, std::string& reason);
 
 /// The text that is hashed. Integers are written into `buffer`.
 bool text_of(const Cell& cell, std::array<char, 24>& buffer, std::string_view& text, std::string& reason);

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <set>
+#include <utility>
 
 #include "dovetail/base/error.h"
 
@@ -109,13 +109,17 @@ class DelimitedFile::Splitter {
 };
 
 DelimitedFile::DelimitedFile(std::filesystem::path path, DelimitedFormat format)
-    : path_(std::move(path)), format_(std::move(format)), file_(path_) {
-  data_ = begin_ = reinterpret_cast<const char*>(file_.bytes().data());
-  end_ = data_ + file_.bytes().size();
-  if (std::string_view(begin_, static_cast<size_t>(std::min<std::ptrdiff_t>(3, end_ - begin_))) == "\xef\xbb\xbf")
-    begin_ += 3;
+    : DelimitedFile(path, std::move(format), std::make_shared<MappedInput>(path)) {}
+
+DelimitedFile::DelimitedFile(std::filesystem::path path, DelimitedFormat format,
+                             std::shared_ptr<const MappedInput> input)
+    : path_(std::move(path)), format_(std::move(format)), input_(std::move(input)) {
+  require_text(input_->head(), path_, "text with a delimiter");
+  data_ = input_->bytes().data();
+  end_ = data_ + input_->bytes().size();
+  begin_ = behind_blank(data_);
   if (!format_.columns.empty()) return;
-  user_check(begin_ != end_, "{} is empty: it has no header; set rows.header = false and rows.columns", path_.string());
+  if (begin_ == end_) throw UserError("there are no rows, and no header that names columns", {}, path_.string());
   const char* end = record_end(begin_);
   if (end == nullptr) throw UserError("a quote of the header is never closed", {}, path_.string());
   // The names are read as a record of one column would be: as many as there are.
@@ -130,11 +134,24 @@ DelimitedFile::DelimitedFile(std::filesystem::path path, DelimitedFormat format)
     if (next == text_end) break;
     p = next + 1;
   }
-  const std::set<std::string> names(format_.columns.begin(), format_.columns.end());
-  if (names.size() != format_.columns.size())
-    throw UserError("the header names a column twice", "rename one of them, or set rows.header = false",
-                    path_.string());
-  begin_ = end;
+  begin_ = behind_blank(end);
+}
+
+const char* DelimitedFile::behind_blank(const char* p) const {
+  while (p != end_) {
+    const char* at = p;
+    while (at != end_ && (*at == ' ' || *at == '\r' || (*at == '\t' && format_.delimiter != '\t'))) ++at;
+    if (at == end_) return at;
+    if (*at != '\n') return p;
+    p = at + 1;
+  }
+  return p;
+}
+
+int64_t DelimitedFile::line_of(int64_t row) const {
+  const char* p = begin_;
+  for (int64_t i = 1; i < row; ++i) p = behind_blank(record_end(p));
+  return 1 + std::count(data_, p, '\n');
 }
 
 const char* DelimitedFile::record_end(const char* p) const {
@@ -169,7 +186,7 @@ std::vector<RecordRange> DelimitedFile::ranges(uint64_t bytes) const {
         throw UserError("a quote is never closed, so that the rows after it cannot be told apart",
                         "close it, or write a quote inside a field as two",
                         fmt::format("{}: row {}", path_.string(), row + 1));
-      p = end;
+      p = behind_blank(end);
       ++row;
     } while (p < enough);
     range.end = static_cast<uint64_t>(p - data_);
@@ -181,7 +198,7 @@ std::vector<RecordRange> DelimitedFile::ranges(uint64_t bytes) const {
 
 std::pair<RecordRange, RecordRange> DelimitedFile::cut(const RecordRange& range, int64_t rows) const {
   const char* p = data_ + range.begin;
-  for (int64_t i = 0; i < rows; ++i) p = record_end(p);
+  for (int64_t i = 0; i < rows; ++i) p = behind_blank(record_end(p));
   const auto at = static_cast<uint64_t>(p - data_);
   return {RecordRange{range.begin, at, range.first_row, rows},
           RecordRange{at, range.end, range.first_row + rows, range.rows - rows}};
@@ -197,7 +214,7 @@ void DelimitedFile::read(const RecordRange& range, const std::vector<size_t>& se
     BadRow bad{++row, {}, {}};
     const bool good = splitter.split(p, end, bad);
     visit(row, good ? splitter.cells() : std::span<const Cell>(), good ? nullptr : &bad);
-    p = next;
+    p = behind_blank(next);
   }
 }
 

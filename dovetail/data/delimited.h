@@ -3,12 +3,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "dovetail/base/file.h"
+#include "dovetail/data/open_input.h"
 #include "dovetail/data/row_decoder.h"
 
 namespace dovetail {
@@ -26,18 +27,22 @@ struct RecordRange {
   int64_t rows = 0;
 };
 
-/// A text with a record a line and fields between delimiters, mapped into memory. Lines end in \n or \r\n; a byte order
-/// mark is passed over. A field is quoted if it begins with a quote; a quoted field may hold line ends.
+/// A text with a record a line and fields between delimiters, as MappedInput has it. Lines end in \n or \r\n; lines
+/// with nothing but blanks are passed over and are no rows. A field is quoted if it begins with a quote; a quoted field
+/// may hold line ends. Two columns may have one name.
 class DelimitedFile {
  public:
-  /// Throws UserError if the file cannot be read or its header repeats a name.
+  /// Throws UserError if the file cannot be read or is no text.
   DelimitedFile(std::filesystem::path path, DelimitedFormat format);
+  DelimitedFile(std::filesystem::path path, DelimitedFormat format, std::shared_ptr<const MappedInput> input);
 
   const std::vector<std::string>& columns() const { return format_.columns; }
 
   /// The records in ranges of about `bytes`. Throws UserError for a quote that is never closed: where the records after
   /// it begin cannot be known.
   std::vector<RecordRange> ranges(uint64_t bytes) const;
+  /// Line of the file, from 1, where row `row` (from 1) begins. Reads all rows before it: for messages.
+  int64_t line_of(int64_t row) const;
   /// The range cut in two, the first with `rows` records.
   std::pair<RecordRange, RecordRange> cut(const RecordRange& range, int64_t rows) const;
 
@@ -50,10 +55,12 @@ class DelimitedFile {
   class Splitter;
   const char* record_end(const char* p) const;
   const char* quoted_record_end(const char* p) const;
+  /// The first line from `p` on with more than blanks.
+  const char* behind_blank(const char* p) const;
 
   std::filesystem::path path_;
   DelimitedFormat format_;
-  MappedFile file_;
+  std::shared_ptr<const MappedInput> input_;
   const char *data_ = nullptr, *begin_ = nullptr, *end_ = nullptr;  ///< `begin_`: after mark and header
 };
 

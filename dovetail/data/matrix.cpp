@@ -1,17 +1,19 @@
 #include "dovetail/data/matrix.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
-#include <limits>
+#include <cstdlib>
+#include <unordered_map>
 #include <utility>
 
 #include "dovetail/base/error.h"
 #include "dovetail/data/cell_values.h"
 #include "dovetail/data/matrix_part.h"
+#include "dovetail/data/matrix_rounding.h"
 #include "dovetail/data/parquet.h"
 #include "dovetail/data/row_decoder.h"
 
@@ -25,7 +27,7 @@ void add_cell(const Cell& cell, RowTaker& taker) {
     case Cell::Kind::kMissing:
       return taker.add_bad("no value");
     case Cell::Kind::kInteger:
-      return taker.add(static_cast<double>(cell.integer));
+      return taker.add_integer(cell.integer);
     case Cell::Kind::kReal:
       return taker.add(cell.real);
     case Cell::Kind::kText:
@@ -35,20 +37,22 @@ void add_cell(const Cell& cell, RowTaker& taker) {
   }
 }
 
-std::vector<MatrixPart> read_parquet_parts(const std::filesystem::path& path, const MatrixOptions& options,
-                                           std::vector<std::string>& names) {
+MatrixParts read_parquet_parts(const std::filesystem::path& path, const MatrixOptions& options) {
   const auto file = open_parquet_columns(path);
-  const MatrixColumns columns(file->column_names(), options.drop_columns, path);
-  for (const size_t column : columns.kept) names.push_back(columns.names[column]);
-  file->select(names);
-  std::vector<MatrixPart> parts(static_cast<size_t>(file->num_row_groups()));
+  const std::vector<size_t> index = file->index_columns();
+  const MatrixColumns columns(file->column_names(), options, path, index);
+  file->select(columns.read);
+  MatrixParts result(columns);
+  for (const size_t column : index)
+    if (std::ranges::find(columns.read, column) == columns.read.end())
+      result.notes.push_back(fmt::format("column {} (`{}`) is an index of pandas and is left out; --columns names it",
+                                         column, printable(columns.names[column])));
+  result.parts.resize(static_cast<size_t>(file->num_row_groups()));
   int64_t row = 0;
   for (int64_t group = 0; group < file->num_row_groups(); ++group) {
     const auto values = file->read(group);
-    RowTaker taker(path, columns, options.bad_values, parts[static_cast<size_t>(group)]);
+    RowTaker taker(path, columns, options, result.parts[static_cast<size_t>(group)]);
     Cell cell;
-    std::string_view text;
-    cell.text = &text;
     for (int64_t i = 0; i < file->group_rows(group); ++i) {
       taker.begin("row", ++row);
       for (const ColumnValues& column : values) {
@@ -58,14 +62,55 @@ std::vector<MatrixPart> read_parquet_parts(const std::filesystem::path& path, co
       taker.end();
     }
   }
-  return parts;
+  return result;
 }
 
-Matrix join(std::vector<MatrixPart> parts, std::vector<std::string> columns, const std::filesystem::path& path) {
-  Matrix matrix{.columns = std::move(columns)};
-  const auto width = static_cast<int64_t>(matrix.columns.size());
-  int64_t rows = 0, seen = 0;
+/// One order of all parts' classes, and the index in it of each class of each part.
+void join_classes(const std::vector<MatrixPart>& parts, Matrix& matrix, std::vector<std::vector<int64_t>>& index_of) {
+  for (const MatrixPart& part : parts)
+    matrix.classes.insert(matrix.classes.end(), part.classes.begin(), part.classes.end());
+  const auto value = [](const std::string& text) {
+    char* end = nullptr;
+    const long double number = std::strtold(text.c_str(), &end);  // 64 bits of mantissa: any integer
+    return std::pair{number, !text.empty() && *end == '\0'};
+  };
+  matrix.numeric_classes = std::ranges::all_of(matrix.classes, [&](const auto& text) { return value(text).second; });
+  std::ranges::sort(matrix.classes, [&](const std::string& a, const std::string& b) {
+    if (matrix.numeric_classes && value(a).first != value(b).first) return value(a).first < value(b).first;
+    return a < b;
+  });
+  const auto [last, end] = std::ranges::unique(matrix.classes);
+  matrix.classes.erase(last, end);
+  std::unordered_map<std::string, int64_t> place;
+  for (const std::string& name : matrix.classes) place.emplace(name, std::ssize(place));
   for (const MatrixPart& part : parts) {
+    index_of.emplace_back();
+    for (const std::string& name : part.classes) index_of.back().push_back(place.at(name));
+  }
+}
+
+void join_target(const std::vector<MatrixPart>& parts, int64_t rows, TargetKind kind, Matrix& matrix) {
+  if (kind == TargetKind::kNumber) {
+    matrix.target = at::empty({rows}, at::kDouble);
+    auto* to = matrix.target.mutable_data_ptr<double>();
+    for (const MatrixPart& part : parts) to = std::copy(part.target.begin(), part.target.end(), to);
+    return;
+  }
+  std::vector<std::vector<int64_t>> index_of;
+  join_classes(parts, matrix, index_of);
+  matrix.target = at::empty({rows}, at::kLong);
+  auto* to = matrix.target.mutable_data_ptr<int64_t>();
+  for (size_t i = 0; i < parts.size(); ++i)
+    for (const double index : parts[i].target) *to++ = index_of[i][static_cast<size_t>(index)];
+}
+
+Matrix join(MatrixParts from, const MatrixOptions& options, const std::filesystem::path& path) {
+  Matrix matrix;
+  matrix.columns = std::move(from.columns);
+  matrix.notes = std::move(from.notes);
+  matrix.target_name = std::move(from.target);
+  int64_t rows = 0, seen = 0;
+  for (const MatrixPart& part : from.parts) {
     rows += part.rows - std::ssize(part.left_out);
     for (const int64_t row : part.left_out) matrix.left_out.push_back(seen + row);
     seen += part.rows;
@@ -76,108 +121,109 @@ Matrix join(std::vector<MatrixPart> parts, std::vector<std::string> columns, con
   if (rows == 0)
     throw UserError(seen == 0 ? "there are no rows" : fmt::format("all {} rows have a bad value", seen),
                     seen == 0 ? "" : "leave out the columns that are no numbers: --drop-columns", path.string());
-  matrix.x = at::empty({rows, width}, at::kFloat);
-  auto* to = matrix.x.mutable_data_ptr<float>();
-  for (MatrixPart& part : parts) {
-    to = std::copy(part.values.begin(), part.values.end(), to);
-    part = {};
-  }
+  if (!options.target.empty()) join_target(from.parts, rows, options.target_kind, matrix);
+  round_values(from.parts, rows, matrix);
   return matrix;
+}
+
+/// The column of that name, or of that place where no name is so.
+size_t find_column(const std::string& wanted, const char* option, const std::vector<std::string>& names,
+                   const std::filesystem::path& path) {
+  const auto found = std::ranges::find(names, wanted);
+  if (found != names.end()) {
+    const auto again = std::find(found + 1, names.end(), wanted);
+    if (again == names.end()) return static_cast<size_t>(found - names.begin());
+    throw UserError(fmt::format("{}: columns {} and {} are both named `{}`", option, found - names.begin(),
+                                again - names.begin(), printable(wanted)),
+                    fmt::format("name one by its place: {} {}", option, found - names.begin()), path.string());
+  }
+  size_t place = 0;
+  if (parse_number(wanted, place) && place < names.size()) return place;
+  std::vector<std::string> shown_names;
+  for (const std::string& name : names) shown_names.push_back(printable(name));
+  const std::string near = nearest_word(wanted, shown_names);
+  throw UserError(fmt::format("{}: no column is named {}", option, printable(wanted)),
+                  near.empty() ? fmt::format("the columns are {}", fmt::join(shown_names, ", "))
+                               : fmt::format("did you mean {}?", near),
+                  path.string());
 }
 
 }  // namespace
 
-MatrixColumns::MatrixColumns(std::vector<std::string> all, const std::vector<int64_t>& dropped,
-                             const std::filesystem::path& path)
+MatrixColumns::MatrixColumns(std::vector<std::string> all, const MatrixOptions& options,
+                             const std::filesystem::path& path, const std::vector<size_t>& index)
     : names(std::move(all)) {
-  for (const int64_t column : dropped) {
+  for (const int64_t column : options.drop_columns) {
     if (column < 0 || column >= std::ssize(names))
       throw UserError(fmt::format("there is no column {} to drop: the file has {}", column, names.size()),
                       "columns count from 0", path.string());
   }
-  for (size_t i = 0; i < names.size(); ++i)
-    if (std::find(dropped.begin(), dropped.end(), static_cast<int64_t>(i)) == dropped.end()) kept.push_back(i);
-  if (kept.empty()) throw UserError("no column is left", {}, path.string());
-}
-
-std::string numbered_column(size_t column) { return fmt::format("c{}", column); }
-
-bool is_number(std::string_view text, double& value) {
-  while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
-  while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) text.remove_suffix(1);
-  if (text.size() > 1 && text[0] == '+' && text[1] != '-') text.remove_prefix(1);
-  const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (result.ptr != text.data() + text.size() || text.empty()) return false;
-  if (result.ec == std::errc::result_out_of_range) value = std::strtod(std::string(text).c_str(), nullptr);
-  return true;
-}
-
-void RowTaker::begin(const char* place, int64_t number) {
-  place_ = place;
-  number_ = number;
-  column_ = 0;
-  row_begin_ = part_.values.size();
-  keep_ = true;
-}
-
-void RowTaker::add(double value) {
-  const auto number = static_cast<float>(value);
-  if (!std::isfinite(number)) {
-    add_bad(std::isfinite(value) ? fmt::format("{} is beyond float32", value) : fmt::format("{} is not finite", value));
-    return;
+  const size_t wanted = options.target.empty() ? kNone : find_column(options.target, "--target", names, path);
+  std::vector<bool> keep(names.size(), options.columns.empty());
+  for (const std::string& column : options.columns) keep[find_column(column, "--columns", names, path)] = true;
+  if (options.columns.empty())
+    for (const size_t column : index) keep[column] = false;
+  for (const int64_t column : options.drop_columns) keep[static_cast<size_t>(column)] = false;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (i == wanted) target = read.size();
+    if (keep[i] || i == wanted) read.push_back(i);
   }
-  part_.values.push_back(number);
-  ++column_;
+  if (read.empty()) throw UserError("no column is left", {}, path.string());
+  if (wanted != kNone && read.size() == 1)
+    throw UserError(fmt::format("--target: {} is the only column", options.target), {}, path.string());
 }
 
-void RowTaker::add_text(std::string_view text) {
-  double value = 0;
-  if (is_number(text, value)) {
-    add(value);
-  } else {
-    add_bad(text.empty() ? "no value" : shown(text) + " is not a number");
-  }
+std::vector<std::string> MatrixColumns::features() const {
+  std::vector<std::string> list;
+  for (size_t i = 0; i < read.size(); ++i)
+    if (i != target) list.push_back(names[read[i]]);
+  return list;
 }
 
-void RowTaker::add_bad(const std::string& reason) {
-  const size_t column = columns_.kept.at(column_++);
-  const auto message = [&] {
-    return fmt::format("{} {}, column {} (`{}`): {}", place_, number_, column, printable(columns_.names[column]),
-                       reason);
-  };
-  if (policy_ == BadValues::kError)
-    throw UserError(message(),
-                    fmt::format("--bad-values zero puts 0 in such places, --bad-values skip leaves such rows "
-                                "out, --drop-columns {} leaves the column out",
-                                column),
-                    path_.string());
-  ++part_.num_bad;
-  if (part_.first_bad.size() < kBadKept) part_.first_bad.push_back(message());
-  part_.values.push_back(0.0f);
-  keep_ = keep_ && policy_ == BadValues::kZero;
-}
+at::Tensor Matrix::original(const at::Tensor& points) const { return points + origin; }
+at::Tensor Matrix::shifted(const at::Tensor& points) const { return points - origin; }
 
-void RowTaker::end() {
-  DOVETAIL_CHECK(column_ == columns_.kept.size(), "{} of {} columns", column_, columns_.kept.size());
-  if (!keep_) {
-    part_.values.resize(row_begin_);
-    part_.left_out.push_back(part_.rows);
-  }
-  ++part_.rows;
+std::filesystem::path matrix_file(const std::filesystem::path& path) {
+  const std::string text = path.string();
+  const size_t colon = text.rfind(':');
+  std::error_code error;
+  if (colon == std::string::npos || std::filesystem::exists(path, error)) return path;
+  const std::string file = text.substr(0, colon);
+  return std::filesystem::is_regular_file(file, error) ? std::filesystem::path(file) : path;
 }
 
 Matrix read_matrix(const std::filesystem::path& path, const MatrixOptions& options) {
-  const std::string extension = path.extension().string();
-  std::vector<std::string> columns;
-  std::vector<MatrixPart> parts;
-  if (extension == ".parquet") {
-    parts = read_parquet_parts(path, options, columns);
-  } else if (extension == ".npy") {
-    parts = read_npy_parts(path, options, columns);
-  } else {
-    parts = read_text_parts(path, extension == ".csv" ? ',' : extension == ".tsv" ? '\t' : '\0', options, columns);
-  }
-  return join(std::move(parts), std::move(columns), path);
+  const std::filesystem::path file = matrix_file(path);
+  const std::string member = file == path ? "" : path.string().substr(file.string().size() + 1);
+  InputHead head = look_at_input(file);
+  const bool text = head.kind == InputKind::kText;
+  if (!text && (!options.delimiter.empty() || options.decimal != '.'))
+    throw UserError(fmt::format("--delimiter and --decimal are for text, but this is {}", head.name), "leave them out",
+                    file.string());
+  if (!member.empty() && head.kind != InputKind::kZip)
+    throw UserError(fmt::format("this is {}, in which there is nothing named {}", head.name, printable(member)),
+                    "a name after a colon is for .npz", file.string());
+  std::vector<std::string> notes;
+  if (!head.is_plain()) notes.push_back("read as " + head.name);
+  const auto parts = [&] {
+    switch (head.kind) {
+      case InputKind::kParquet:
+        if (head.is_plain()) return read_parquet_parts(file, options);
+        throw UserError(fmt::format("this is {}", head.name), "unpack it first; Parquet is packed in itself",
+                        file.string());
+      case InputKind::kNpy:
+      case InputKind::kZip:
+        return read_npy_parts(file, head, member, options);
+      case InputKind::kText:
+      case InputKind::kOther:
+        break;
+    }
+    require_text(head, file, "a table: Parquet, .npy, .npz or text");
+    return read_text_parts(file, head, options);
+  };
+  MatrixParts found = parts();
+  found.notes.insert(found.notes.begin(), notes.begin(), notes.end());
+  return join(std::move(found), options, file);
 }
 
 }  // namespace dovetail

@@ -1,9 +1,12 @@
+#include <c10/util/Half.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <charconv>
 #include <cstring>
+#include <optional>
 #include <type_traits>
 
 #include "dovetail/base/error.h"
@@ -15,7 +18,8 @@ namespace dovetail {
 namespace {
 
 struct Header {
-  std::string type;  ///< "<f4"
+  std::string type;  ///< "f4"
+  bool big = false;  ///< bytes in the order of big-endian machines
   bool columns_first = false;
   int64_t rows = 0, columns = 1;
   size_t data = 0;  ///< where the values begin
@@ -62,23 +66,37 @@ Header read_header(std::string_view file, const std::filesystem::path& path) {
   const std::string_view type = value_of(text, "descr", path);
   if (!type.starts_with('\'')) refuse(path, "the array has fields, not numbers");
   header.type = type.substr(1, type.find('\'', 1) - 1);
+  if (header.type.empty()) refuse(path, "the header's type cannot be read");
+  header.big = header.type[0] == '>';
+  if (std::string_view("<>|=").find(header.type[0]) != std::string_view::npos) header.type.erase(0, 1);
   header.columns_first = value_of(text, "fortran_order", path).starts_with("True");
   read_shape(value_of(text, "shape", path), header, path);
   return header;
 }
 
 template <class T>
+void take_value(T value, RowTaker& taker) {
+  if constexpr (std::is_integral_v<T> && (std::is_signed_v<T> || sizeof(T) < 8))
+    taker.add_integer(static_cast<int64_t>(value));
+  else if constexpr (std::is_integral_v<T>)
+    value >> 63U == 0 ? taker.add_integer(static_cast<int64_t>(value)) : taker.add_text(std::to_string(value));
+  else
+    taker.add(static_cast<double>(value));
+}
+
+template <class T>
 void read_values(const char* data, const Header& header, const MatrixColumns& columns, RowTaker& taker,
                  MatrixPart& part) {
-  part.values.reserve(static_cast<size_t>(header.rows) * columns.kept.size());
+  part.values.reserve(static_cast<size_t>(header.rows) * columns.read.size());
   for (int64_t row = 0; row < header.rows; ++row) {
     taker.begin("row", row + 1);
-    for (const size_t column : columns.kept) {
+    for (const size_t column : columns.read) {
       const auto c = static_cast<int64_t>(column);
       const int64_t at = header.columns_first ? c * header.rows + row : row * header.columns + c;
-      T value;
-      std::memcpy(&value, data + at * static_cast<int64_t>(sizeof(T)), sizeof(T));
-      taker.add(static_cast<double>(value));
+      std::array<char, sizeof(T)> bytes;
+      std::memcpy(bytes.data(), data + at * static_cast<int64_t>(sizeof(T)), sizeof(T));
+      if (header.big) std::ranges::reverse(bytes);
+      take_value(std::bit_cast<T>(bytes), taker);
     }
     taker.end();
   }
@@ -87,20 +105,20 @@ void read_values(const char* data, const Header& header, const MatrixColumns& co
 template <class... T>
 struct Types {};
 
-/// The type of NumPy's name that `T` is, on a little-endian machine.
+/// NumPy's name of the type `T`, without its byte order.
 template <class T>
 std::string name_of() {
-  const char kind = std::is_floating_point_v<T> ? 'f' : std::is_signed_v<T> ? 'i' : 'u';
-  return fmt::format("{}{}{}", sizeof(T) == 1 ? '|' : '<', kind, sizeof(T));
+  const bool real = std::is_floating_point_v<T> || std::is_same_v<T, c10::Half>;
+  return fmt::format("{}{}", real ? 'f' : std::is_signed_v<T> ? 'i' : 'u', sizeof(T));
 }
 
 template <class... T>
 bool read_as(Types<T...>, const std::string_view file, const Header& header, const std::filesystem::path& path,
              const MatrixColumns& columns, RowTaker& taker, MatrixPart& part) {
   const auto read = [&]<class One>(One*) {
-    if (header.type != name_of<One>() && !(header.type == "|b1" && std::is_same_v<One, uint8_t>)) return false;
+    if (header.type != name_of<One>() && !(header.type == "b1" && std::is_same_v<One, uint8_t>)) return false;
     const size_t room = (file.size() - header.data) / sizeof(One), width = static_cast<size_t>(header.columns);
-    if (static_cast<size_t>(header.rows) > room / width) refuse(path, "the file ends within its values");
+    if (width == 0 || static_cast<size_t>(header.rows) > room / width) refuse(path, "the file ends within its values");
     read_values<One>(file.data() + header.data, header, columns, taker, part);
     return true;
   };
@@ -109,23 +127,33 @@ bool read_as(Types<T...>, const std::string_view file, const Header& header, con
 
 }  // namespace
 
-std::vector<MatrixPart> read_npy_parts(const std::filesystem::path& path, const MatrixOptions& options,
-                                       std::vector<std::string>& names) {
+MatrixParts read_npy_parts(const std::filesystem::path& path, const InputHead& head, const std::string& member,
+                           const MatrixOptions& options) {
   static_assert(std::endian::native == std::endian::little);
-  const MappedFile mapped(path);
-  const std::string_view file(reinterpret_cast<const char*>(mapped.bytes().data()), mapped.bytes().size());
+  MappedFile archived;
+  std::optional<MappedInput> whole;
+  std::string_view file;
+  if (head.kind == InputKind::kZip) {
+    if (!head.is_plain())
+      throw UserError(fmt::format("this is {}", head.name), "unpack it first; .npz is packed in itself", path.string());
+    archived = map_zip_member(path, member, file);
+  } else {
+    whole.emplace(path, head);
+    file = whole->bytes();
+  }
   const Header header = read_header(file, path);
   std::vector<std::string> all;
   for (int64_t i = 0; i < header.columns; ++i) all.push_back(numbered_column(static_cast<size_t>(i)));
-  const MatrixColumns columns(std::move(all), options.drop_columns, path);
-  for (const size_t column : columns.kept) names.push_back(columns.names[column]);
-  std::vector<MatrixPart> parts(1);
-  RowTaker taker(path, columns, options.bad_values, parts[0]);
-  using Numbers = Types<float, double, int8_t, uint8_t, int16_t, uint16_t, int32_t, uint32_t, int64_t, uint64_t>;
-  if (!read_as(Numbers(), file, header, path, columns, taker, parts[0]))
-    refuse(path, fmt::format("values of type {} are not read, only little-endian integers, float32 and float64",
-                             header.type));
-  return parts;
+  const MatrixColumns columns(std::move(all), options, path);
+  MatrixParts result(columns);
+  result.parts.resize(1);
+  RowTaker taker(path, columns, options, result.parts[0]);
+  using Numbers =
+      Types<float, double, c10::Half, int8_t, uint8_t, int16_t, uint16_t, int32_t, uint32_t, int64_t, uint64_t>;
+  if (!read_as(Numbers(), file, header, path, columns, taker, result.parts[0]))
+    refuse(path, fmt::format("values of type {} are not read, only booleans, integers, float16, float32 and float64",
+                             printable(header.type)));
+  return result;
 }
 
 }  // namespace dovetail

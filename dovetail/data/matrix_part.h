@@ -2,68 +2,101 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "dovetail/data/matrix.h"
+#include "dovetail/data/open_input.h"
 
 namespace dovetail {
 
 /// Rows that lay together in a file, as numbers.
 struct MatrixPart {
-  std::vector<float> values;      ///< of the rows that were kept, one after another
+  std::vector<double> values;  ///< rows that were kept, one after another, without the target
+  std::vector<double> target;  ///< numbers, or indices of `classes`
+  std::vector<std::string> classes;
   std::vector<int64_t> left_out;  ///< of the part's rows, from 0
   int64_t rows = 0;               ///< seen
   int64_t num_bad = 0;
   std::vector<std::string> first_bad;
 };
 
-/// The columns of a file, and which of them are kept.
+/// The columns of a file, and those that are read.
 struct MatrixColumns {
   std::vector<std::string> names;  ///< all
-  std::vector<size_t> kept;        ///< ascending
+  std::vector<size_t> read;        ///< ascending, the target among them
+  size_t target = kNone;           ///< place in `read`
+  static constexpr size_t kNone = static_cast<size_t>(-1);
 
-  /// Throws UserError, naming `path`, for a dropped column that is not there and when none is left.
-  MatrixColumns(std::vector<std::string> all, const std::vector<int64_t>& dropped, const std::filesystem::path& path);
+  /// `index`: columns to pass over unless they are asked for. Throws UserError, naming `path`, for a column that is not
+  /// there or whose name is another's too, and when none is left.
+  MatrixColumns(std::vector<std::string> all, const MatrixOptions& options, const std::filesystem::path& path,
+                const std::vector<size_t>& index = {});
+  /// Names of the columns of x.
+  std::vector<std::string> features() const;
+};
+
+/// Result of a reader of one format.
+struct MatrixParts {
+  std::vector<std::string> columns;
+  std::string target;
+  std::vector<MatrixPart> parts;
+  std::vector<std::string> notes = {};
+
+  explicit MatrixParts(const MatrixColumns& from)
+      : columns(from.features()),
+        target(from.target == MatrixColumns::kNone ? "" : from.names[from.read[from.target]]) {}
 };
 
 /// Takes the rows of a part, in their order; one a thread.
 class RowTaker {
  public:
-  RowTaker(const std::filesystem::path& path, const MatrixColumns& columns, BadValues policy, MatrixPart& part)
-      : path_(path), columns_(columns), policy_(policy), part_(part) {}
+  RowTaker(const std::filesystem::path& path, const MatrixColumns& columns, const MatrixOptions& options,
+           MatrixPart& part)
+      : path_(path), columns_(columns), options_(options), part_(part) {}
+
+  /// Lines of rows for messages, where rows are not lines.
+  std::function<int64_t(int64_t row)> line_of;
 
   /// `place` is "line" or "row", `number` counts from 1.
   void begin(const char* place, int64_t number);
-  /// The next of the kept columns.
+  /// The next of the columns that are read.
   void add(double value);
+  void add_integer(int64_t value);
   void add_text(std::string_view text);
   void add_bad(const std::string& reason);
   void end();
+  /// The row is bad as a whole, whatever of it was added. Takes the place of `end`.
+  void end_bad(const std::string& reason);
 
  private:
+  bool is_target() const { return column_ == columns_.target; }
+  void add_class(std::string name);
+  int64_t shown_number() const { return line_of ? line_of(number_) : number_; }
+
   const std::filesystem::path& path_;
   const MatrixColumns& columns_;
-  const BadValues policy_;
+  const MatrixOptions& options_;
   MatrixPart& part_;
+  std::unordered_map<std::string, size_t> class_index_;
   const char* place_ = "";
   int64_t number_ = 0;
-  size_t column_ = 0, row_begin_ = 0;
+  size_t column_ = 0, row_begin_ = 0, target_begin_ = 0;
   bool keep_ = true;
 };
 
-/// What a column without a name is called: "c0". No number, so that a line of such names is a header.
+/// Name of a column without one: "c0". No number, so that a line of such names is a header.
 std::string numbered_column(size_t column);
 
-/// Whether `text` is a number, "nan" and "inf" among them.
-bool is_number(std::string_view text, double& value);
+MatrixParts read_text_parts(const std::filesystem::path& path, InputHead head, const MatrixOptions& options);
+/// `member` of an archive, or its only array.
+MatrixParts read_npy_parts(const std::filesystem::path& path, const InputHead& head, const std::string& member,
+                           const MatrixOptions& options);
 
-/// The parts of a text in their order: of `delimiter`, or of blanks where it is 0.
-std::vector<MatrixPart> read_text_parts(const std::filesystem::path& path, char delimiter, const MatrixOptions& options,
-                                        std::vector<std::string>& columns);
-
-std::vector<MatrixPart> read_npy_parts(const std::filesystem::path& path, const MatrixOptions& options,
-                                       std::vector<std::string>& columns);
+/// The part of an archive of the type zip, unpacked and mapped. `name` without ".npy"; empty: the only one.
+MappedFile map_zip_member(const std::filesystem::path& path, const std::string& name, std::string_view& bytes);
 
 }  // namespace dovetail

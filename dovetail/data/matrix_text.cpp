@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/file.h"
 #include "dovetail/base/parallel.h"
+#include "dovetail/data/cell_values.h"
 #include "dovetail/data/delimited.h"
 #include "dovetail/data/matrix_part.h"
 
@@ -22,11 +22,11 @@ std::vector<std::string> numbered(size_t count) {
   return names;
 }
 
-/// Whether these are the names of columns: one of them at least is neither a number nor empty.
-bool is_header(const std::vector<std::string>& fields) {
-  return std::any_of(fields.begin(), fields.end(), [](const std::string& field) {
+/// Column names: at least one field is neither a number nor a word for a missing one.
+bool is_header(const std::vector<std::string>& fields, char decimal) {
+  return std::any_of(fields.begin(), fields.end(), [&](const std::string& field) {
     double value = 0;
-    return !field.empty() && !is_number(field, value);
+    return !is_missing_word(field) && !is_number(field, decimal, value) && !is_number(field, ',', value);
   });
 }
 
@@ -48,8 +48,8 @@ size_t each_word(std::string_view line, const Visit& visit) {
 /// Text with blanks between its fields, in ranges of whole lines.
 class BlankSeparated {
  public:
-  explicit BlankSeparated(const std::filesystem::path& path) : path_(path), file_(path) {
-    text_ = {reinterpret_cast<const char*>(file_.bytes().data()), file_.bytes().size()};
+  BlankSeparated(const std::filesystem::path& path, std::shared_ptr<const MappedInput> input, char decimal)
+      : path_(path), input_(std::move(input)), text_(input_->bytes()) {
     for (size_t at = 0; at < text_.size();) {
       size_t end = std::min<size_t>(at + kPartBytes, text_.size());
       if (end < text_.size()) end = std::min(text_.find('\n', end), text_.size() - 1) + 1;
@@ -58,7 +58,7 @@ class BlankSeparated {
     }
     count_lines();
     std::vector<std::string> fields = first_fields();
-    has_header_ = is_header(fields);
+    has_header_ = is_header(fields, decimal);
     names_ = has_header_ ? std::move(fields) : numbered(fields.size());
   }
 
@@ -66,19 +66,23 @@ class BlankSeparated {
   int64_t num_parts() const { return std::ssize(ranges_); }
 
   void read(int64_t part, const MatrixColumns& columns, RowTaker& taker) const {
+    std::vector<std::string_view> words;
     each_line(part, [&](int64_t number, std::string_view line) {
       if (has_header_ && number == first_line_) return true;
       taker.begin("line", number);
+      words.clear();
       size_t next = 0;
       const size_t width = each_word(line, [&](size_t field, std::string_view word) {
-        if (next == columns.kept.size() || columns.kept[next] != field) return;
-        // A row that is too short or too long is refused below, whatever it holds.
+        if (next == columns.read.size() || columns.read[next] != field) return;
         ++next;
-        taker.add_text(word);
+        words.push_back(word);
       });
-      if (width != names_.size())
-        throw UserError(fmt::format("line {} has {} fields, not {}", number, width, names_.size()), {}, path_.string());
-      taker.end();
+      if (width != names_.size()) {
+        taker.end_bad(fmt::format("{} fields, not {}", width, names_.size()));
+      } else {
+        for (const std::string_view word : words) taker.add_text(word);
+        taker.end();
+      }
       return true;
     });
   }
@@ -128,7 +132,7 @@ class BlankSeparated {
   }
 
   const std::filesystem::path& path_;
-  MappedFile file_;
+  std::shared_ptr<const MappedInput> input_;
   std::string_view text_;
   std::vector<Range> ranges_;
   std::vector<std::string> names_;
@@ -139,13 +143,16 @@ class BlankSeparated {
 /// Text with a delimiter, whose header, if any, is found out.
 class Delimited {
  public:
-  Delimited(const std::filesystem::path& path, char delimiter) : path_(path) {
-    const DelimitedFormat format{.delimiter = delimiter, .quotes = delimiter == ','};
-    std::vector<std::string> fields = first_fields(format);
-    has_header_ = is_header(fields);
-    DelimitedFormat named = format;
-    if (!has_header_) named.columns = numbered(fields.size());
-    file_ = std::make_unique<DelimitedFile>(path, named);
+  Delimited(const std::filesystem::path& path, const std::shared_ptr<const MappedInput>& input, char delimiter,
+            char decimal)
+      : path_(path) {
+    DelimitedFormat format{.delimiter = delimiter, .quotes = delimiter != '\t'};
+    file_ = std::make_unique<DelimitedFile>(path, format, input);
+    has_header_ = is_header(file_->columns(), decimal);
+    if (!has_header_) {
+      format.columns = numbered(file_->columns().size());
+      file_ = std::make_unique<DelimitedFile>(path, format, input);
+    }
     ranges_ = file_->ranges(kPartBytes);
   }
 
@@ -153,11 +160,11 @@ class Delimited {
   int64_t num_parts() const { return std::ssize(ranges_); }
 
   void read(int64_t part, const MatrixColumns& columns, RowTaker& taker) const {
-    file_->read(ranges_[static_cast<size_t>(part)], columns.kept,
+    taker.line_of = [this](int64_t row) { return file_->line_of(row); };
+    file_->read(ranges_[static_cast<size_t>(part)], columns.read,
                 [&](int64_t row, std::span<const Cell> cells, const BadRow* bad) {
-                  const int64_t line = row + (has_header_ ? 1 : 0);
-                  if (bad) throw UserError(fmt::format("line {}: {}", line, bad->reason), {}, path_.string());
-                  taker.begin("line", line);
+                  taker.begin("line", row);
+                  if (bad != nullptr) return taker.end_bad(bad->reason);
                   for (const Cell& cell : cells)
                     taker.add_text(cell.kind == Cell::Kind::kText ? *cell.text : std::string_view());
                   taker.end();
@@ -165,34 +172,6 @@ class Delimited {
   }
 
  private:
-  /// Of the first record, without the quotes around them.
-  std::vector<std::string> first_fields(const DelimitedFormat& format) const {
-    const std::string text = first_line();
-    std::vector<std::string> fields;
-    bool quoted = false;
-    fields.emplace_back();
-    for (const char c : text) {
-      if (format.quotes && c == '"') {
-        quoted = !quoted;
-      } else if (c == format.delimiter && !quoted) {
-        fields.emplace_back();
-      } else {
-        fields.back().push_back(c);
-      }
-    }
-    return fields;
-  }
-
-  std::string first_line() const {
-    const MappedFile file(path_);
-    std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
-    if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);
-    if (text.empty()) throw UserError("there are no rows", {}, path_.string());
-    text = text.substr(0, text.find('\n'));
-    if (text.ends_with('\r')) text.remove_suffix(1);
-    return std::string(text);
-  }
-
   const std::filesystem::path& path_;
   std::unique_ptr<DelimitedFile> file_;
   std::vector<RecordRange> ranges_;
@@ -200,24 +179,97 @@ class Delimited {
 };
 
 template <class File>
-std::vector<MatrixPart> read_parts(const File& file, const std::filesystem::path& path, const MatrixOptions& options,
-                                   std::vector<std::string>& names) {
-  const MatrixColumns columns(file.names(), options.drop_columns, path);
-  for (const size_t column : columns.kept) names.push_back(columns.names[column]);
-  std::vector<MatrixPart> parts(static_cast<size_t>(file.num_parts()));
+MatrixParts read_parts(const File& file, const std::filesystem::path& path, const MatrixOptions& options) {
+  const MatrixColumns columns(file.names(), options, path);
+  MatrixParts result(columns);
+  result.parts.resize(static_cast<size_t>(file.num_parts()));
   parallel_pieces(file.num_parts(), 1, [&](int64_t i, int64_t) {
-    RowTaker taker(path, columns, options.bad_values, parts[static_cast<size_t>(i)]);
+    RowTaker taker(path, columns, options, result.parts[static_cast<size_t>(i)]);
     file.read(i, columns, taker);
   });
-  return parts;
+  return result;
+}
+
+constexpr char kBlanks = '\0';
+
+/// Fields of a line, outside of quotes.
+std::vector<std::string_view> fields_of(std::string_view line, char delimiter) {
+  std::vector<std::string_view> fields;
+  size_t begin = 0;
+  bool quoted = false;
+  for (size_t i = 0; i <= line.size(); ++i) {
+    if (i < line.size() && line[i] == '"') quoted = !quoted;
+    if (i < line.size() && (quoted || line[i] != delimiter)) continue;
+    fields.push_back(line.substr(begin, i - begin));
+    begin = i + 1;
+  }
+  return fields;
+}
+
+/// Delimiter of a text by its first lines: it must cut each of them into the same number of fields, two at least. If
+/// several do, `expected` comes first unless another one makes more of the fields numbers.
+char find_delimiter(std::string_view text, char expected, char decimal) {
+  constexpr size_t kLines = 32, kBytes = size_t{64} << 10;
+  std::vector<std::string_view> lines;
+  text = text.substr(0, kBytes);
+  for (size_t at = 0; at < text.size() && lines.size() < kLines;) {
+    const size_t end = text.find('\n', at);
+    if (end == std::string_view::npos && !lines.empty() && text.size() == kBytes) break;  // cut within a line
+    std::string_view line = text.substr(at, end - at);
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (std::any_of(line.begin(), line.end(), [](char c) { return !is_blank(c); }) && !line.starts_with('#'))
+      lines.push_back(line);
+    at = end == std::string_view::npos ? text.size() : end + 1;
+  }
+  char best = expected;
+  double best_share = -1;
+  for (const char candidate : {expected, ',', ';', '\t', '|'}) {
+    size_t width = 0, numbers = 0, all = 0;
+    if (candidate == kBlanks || candidate == decimal) continue;
+    for (const std::string_view line : lines) {
+      const auto fields = fields_of(line, candidate);
+      if (width == 0) width = fields.size();
+      if (fields.size() != width) width = 1;
+      for (std::string_view field : fields) {
+        double value = 0;
+        if (field.size() > 1 && field.front() == '"' && field.back() == '"') field = field.substr(1, field.size() - 2);
+        numbers += is_missing_word(field) || is_number(field, '.', value) || is_number(field, ',', value);
+        ++all;
+      }
+    }
+    if (width < 2) continue;
+    const double share = static_cast<double>(numbers) / static_cast<double>(all);
+    if (share <= best_share) continue;
+    best = candidate;
+    best_share = share;
+  }
+  return best;
+}
+
+std::string delimiter_name(char delimiter) {
+  if (delimiter == kBlanks) return "blanks";
+  return delimiter == '\t' ? "a tab" : fmt::format("`{}`", delimiter);
 }
 
 }  // namespace
 
-std::vector<MatrixPart> read_text_parts(const std::filesystem::path& path, char delimiter, const MatrixOptions& options,
-                                        std::vector<std::string>& columns) {
-  if (delimiter == '\0') return read_parts(BlankSeparated(path), path, options, columns);
-  return read_parts(Delimited(path, delimiter), path, options, columns);
+MatrixParts read_text_parts(const std::filesystem::path& path, InputHead head, const MatrixOptions& options) {
+  const auto input = std::make_shared<const MappedInput>(path, std::move(head));
+  const std::string& extension = input->head().extension;
+  const char expected = extension == ".csv" ? ',' : extension == ".tsv" ? '\t' : kBlanks;
+  char delimiter = expected;
+  const bool named = !options.delimiter.empty();
+  if (named)
+    delimiter = options.delimiter == "tab" ? '\t' : options.delimiter == "blank" ? kBlanks : options.delimiter[0];
+  else
+    delimiter = find_delimiter(input->bytes(), expected, options.decimal);
+  MatrixParts parts = delimiter == kBlanks
+                          ? read_parts(BlankSeparated(path, input, options.decimal), path, options)
+                          : read_parts(Delimited(path, input, delimiter, options.decimal), path, options);
+  if (!named && delimiter != expected)
+    parts.notes.push_back(fmt::format("{} between fields, found in the first lines; --delimiter names another",
+                                      delimiter_name(delimiter)));
+  return parts;
 }
 
 }  // namespace dovetail

@@ -177,7 +177,7 @@ std::string read_head(ByteStream& stream) {
 
 std::unique_ptr<ByteStream> unpacked(const fs::path& path, Packing packing) {
   if (packing == Packing::kNone) return std::make_unique<FileStream>(path);
-  return open_unpacked(path, packing_name(packing));
+  return open_unpacked(path, packing_name(packing), 0, fs::file_size(path));
 }
 
 /// Drops the byte order mark of UTF-8, if any.
@@ -302,6 +302,13 @@ std::string lower_extension(const fs::path& path) {
 }
 
 }  // namespace
+
+MappedFile map_stream(ByteStream& stream) {
+  const UnnamedFile unnamed;
+  std::string piece(kPieceBytes, '\0');
+  while (const size_t size = read_all(stream, piece.data(), piece.size())) unnamed.write({piece.data(), size});
+  return unnamed.map();
+}
 
 std::string input_extension(const fs::path& path) {
   const std::string extension = lower_extension(path);

@@ -19,9 +19,9 @@ enum class InputKind { kText, kParquet, kNpy, kZip, kOther };
 struct InputHead {
   Packing packing = Packing::kNone;
   InputKind kind = InputKind::kText;    ///< kind of the unpacked bytes
-  Encoding encoding = Encoding::kUtf8;  ///< of a text
+  Encoding encoding = Encoding::kUtf8;  ///< encoding of a text
   std::string name = "text";            ///< words for messages: "gzip-compressed text in UTF-16", "a PNG image"
-  std::string extension;                ///< of the path: lower case, with its dot, the one before ".gz", ".zst", ".bz2"
+  std::string extension;                ///< lower case, with its dot; before ".gz", ".zst" or ".bz2" if it ends so
 
   /// True where the bytes of the file are the bytes to read: not packed, and UTF-8 if it is a text.
   bool is_plain() const { return packing == Packing::kNone && encoding == Encoding::kUtf8; }
@@ -43,6 +43,9 @@ void require_text(const InputHead& head, const std::filesystem::path& path, std:
 /// The bytes of an input from the first to the last: unpacked, UTF-16 as UTF-8, without a byte order mark. Memory: some
 /// pieces of 256 KiB. `read` throws UserError for damage, a truncated stream and half a surrogate pair of UTF-16.
 std::unique_ptr<ByteStream> open_input_stream(const std::filesystem::path& path, const InputHead& head);
+
+/// The rest of a stream in an unnamed file in $TMPDIR (default /var/tmp), mapped.
+MappedFile map_stream(ByteStream& stream);
 
 /// The same bytes, mapped. A plain file is mapped as it is. Any other is written to an unnamed file in $TMPDIR
 /// (default /var/tmp) first: the bytes take space on that disk, not memory.

@@ -29,10 +29,11 @@ std::unique_ptr<ParquetColumns> open_parquet_columns(const std::filesystem::path
   return reader;
 }
 
-std::unique_ptr<ByteStream> open_unpacked(const std::filesystem::path& path, const std::string& codec) {
+std::unique_ptr<ByteStream> open_unpacked(const std::filesystem::path& path, const std::string& codec, uint64_t begin,
+                                          uint64_t bytes) {
   static const auto open = reinterpret_cast<OpenUnpacked>(entry(kUnpackedEntry));
   std::unique_ptr<ByteStream> stream;
-  open(path.c_str(), codec.c_str(), stream);
+  open(path.c_str(), codec.c_str(), begin, bytes, stream);
   return stream;
 }
 

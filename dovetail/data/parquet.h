@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -15,8 +16,9 @@ std::unique_ptr<ParquetText> open_parquet(const std::filesystem::path& path, con
 /// The columns of a Parquet file. Throws as open_parquet does.
 std::unique_ptr<ParquetColumns> open_parquet_columns(const std::filesystem::path& path);
 
-/// The unpacked bytes of a file, by a codec of Arrow: "gzip", "zstd" or "bz2". Reading throws UserError for damage and
-/// for a stream that ends early.
-std::unique_ptr<ByteStream> open_unpacked(const std::filesystem::path& path, const std::string& codec);
+/// Bytes [begin, begin + bytes) of a file, unpacked by "gzip", "zstd", "bz2" or "deflate" (without header). Reading
+/// throws UserError for damage and for a stream that ends early.
+std::unique_ptr<ByteStream> open_unpacked(const std::filesystem::path& path, const std::string& codec, uint64_t begin,
+                                          uint64_t bytes);
 
 }  // namespace dovetail

@@ -47,6 +47,7 @@ struct RowsConfig {
   std::vector<std::string> files;
   std::string format = "auto";  ///< auto | parquet | tsv | csv
   std::string delimiter;        ///< default: tab or comma
+  std::string decimal = ".";    ///< mark before the fraction of a number of a text
   bool header = true;
   std::vector<std::string> columns;    ///< of text without a header
   std::vector<std::string> label;      ///< "clicked" or "arr_delay > 15", one a task

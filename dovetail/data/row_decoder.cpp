@@ -26,7 +26,9 @@ uint64_t RowBlock::bytes() const {
 }
 
 RowDecoder::RowDecoder(const RowsConfig& config)
-    : mask_labels_(config.missing_label == "mask"), label_required_(config.missing_label == "bad_row") {
+    : mask_labels_(config.missing_label == "mask"),
+      label_required_(config.missing_label == "bad_row"),
+      decimal_(config.decimal.empty() ? '.' : config.decimal[0]) {
   for (const std::string& text : config.label) {
     const LabelExpression expression = parse_label(text);
     labels_.push_back({column_index(expression.column), expression});
@@ -157,7 +159,7 @@ RowDecoder::Labels RowDecoder::decode_labels(std::span<const Cell> cells, RowBlo
   size_t missing = 0;
   for (const Label& label : labels_) {
     double number = 0;
-    Parsed parsed = number_of(cells[label.column], number, bad.reason);
+    Parsed parsed = number_of(cells[label.column], decimal_, number, bad.reason);
     if (parsed == Parsed::kThere && label.expression.compare) {
       number = number > label.expression.threshold ? 1 : 0;
     } else if (parsed == Parsed::kThere && !(number >= 0 && number <= 1)) {
@@ -182,7 +184,7 @@ RowDecoder::Labels RowDecoder::decode_labels(std::span<const Cell> cells, RowBlo
 bool RowDecoder::decode_dense(std::span<const Cell> cells, RowBlock& out, BadRow& bad) const {
   for (const Dense& dense : dense_) {
     double number = kNaN;
-    const Parsed parsed = number_of(cells[dense.column], number, bad.reason);
+    const Parsed parsed = number_of(cells[dense.column], decimal_, number, bad.reason);
     if (parsed == Parsed::kMissing && dense.required) bad.reason = "the number is missing";
     if (parsed == Parsed::kBad || (parsed == Parsed::kMissing && dense.required)) {
       bad.column = columns_[dense.column];

@@ -149,6 +149,7 @@ class RowDecoder {
   std::vector<Feature> features_;
   int64_t group_ = -1, day_ = -1;  ///< columns, or none
   bool has_weights_ = false, mask_labels_ = false, label_required_ = false;
+  char decimal_ = '.';  ///< in texts
 };
 
 }  // namespace dovetail

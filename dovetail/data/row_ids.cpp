@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "dovetail/base/error.h"
 #include "dovetail/data/cell_values.h"
 #include "dovetail/data/hash.h"
 #include "dovetail/data/row_decoder.h"
@@ -11,6 +12,15 @@ namespace dovetail {
 namespace {
 
 constexpr char kCrossSeparator = '\x1f';
+
+/// A number of int64 or uint64, whose bits are the key.
+bool parse_id(std::string_view text, int64_t& id) {
+  uint64_t bits = 0;
+  if (parse_number(text, id)) return true;
+  if (!parse_number(text, bits)) return false;
+  id = static_cast<int64_t>(bits);
+  return true;
+}
 
 }  // namespace
 
@@ -111,12 +121,14 @@ bool RowDecoder::add_integer(const Feature& feature, const Cell& value, RowBlock
   int64_t id = value.integer;
   if (value.kind == Cell::Kind::kMissing)
     reason = "an id of the list is missing";
-  else if (value.kind == Cell::Kind::kText && !parse_number(*value.text, id))
+  else if (value.kind == Cell::Kind::kText && !parse_id(*value.text, id))
     reason = shown(*value.text) + " is not an integer";
   else if (value.kind == Cell::Kind::kReal)
     reason = "a float is no id; write the column as integers";
   else if (feature.num_rows > 0 && static_cast<uint64_t>(id) >= feature.num_rows)
-    reason = fmt::format("the id {} is out of range; the table has {} rows", id, feature.num_rows);
+    reason =
+        fmt::format("the id {} is out of range; the table has {} rows",
+                    value.kind == Cell::Kind::kText ? printable(*value.text) : std::to_string(id), feature.num_rows);
   else
     out.ids.push_back(id);
   return reason.empty();
@@ -126,7 +138,7 @@ bool RowDecoder::decode_weights(const Feature& feature, const Cell& cell, RowBlo
   const size_t first = out.weights.size(), wanted = out.ids.size();
   const auto add = [&](const Cell& value) {
     double weight = 0;
-    const Parsed parsed = number_of(value, weight, bad.reason);
+    const Parsed parsed = number_of(value, decimal_, weight, bad.reason);
     if (parsed == Parsed::kMissing) bad.reason = "a weight is missing";
     out.weights.push_back(static_cast<float>(weight));
     return parsed == Parsed::kThere;

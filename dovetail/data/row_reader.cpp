@@ -9,6 +9,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/data/delimited.h"
+#include "dovetail/data/open_input.h"
 #include "dovetail/data/parquet.h"
 
 namespace dovetail {
@@ -27,10 +28,15 @@ std::vector<size_t> find_columns(const std::vector<std::string>& wanted, const s
     if (at == there.end()) {
       const std::string nearest = nearest_word(name, there);
       throw UserError(
-          fmt::format("rows: no column `{}`; found {}", name, fmt::join(there, ", ")),
-          nearest.empty() ? "name the columns of [rows] as the file does" : fmt::format("did you mean `{}`?", nearest),
+          fmt::format("rows: no column `{}`; found {}", name, printable(fmt::format("{}", fmt::join(there, ", ")))),
+          there.size() == 1 ? "the header was read as one column; rows.delimiter names the character between fields"
+          : nearest.empty() ? "name the columns of [rows] as the file does"
+                            : fmt::format("did you mean `{}`?", nearest),
           path.string());
     }
+    if (std::find(at + 1, there.end(), name) != there.end())
+      throw UserError(fmt::format("rows: the file has two columns `{}`", printable(name)),
+                      "rename one of them; columns that [rows] does not name may share a name", path.string());
     found.push_back(static_cast<size_t>(at - there.begin()));
   }
   return found;
@@ -91,9 +97,9 @@ class TextSource : public SourceFile {
 
 class ParquetSource : public SourceFile {
  public:
-  ParquetSource(const fs::path& path, const RowDecoder& decoder) : SourceFile(path), columns_(decoder.columns()) {
+  ParquetSource(const fs::path& path, const RowDecoder& decoder) : SourceFile(path) {
     auto reader = open_parquet_columns(path);
-    find_columns(columns_, reader->column_names(), path);
+    columns_ = find_columns(decoder.columns(), reader->column_names(), path);
     decoder.check_lists(reader->select(columns_), path);
     int64_t row = 0;
     for (int64_t group = 0; group < reader->num_row_groups(); ++group) {
@@ -142,27 +148,35 @@ class ParquetSource : public SourceFile {
     idle_.push_back(std::move(reader));
   }
 
-  std::vector<std::string> columns_;
+  std::vector<size_t> columns_;
   std::vector<Block> blocks_;
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<ParquetColumns>> idle_;
 };
 
-std::string format_of(const RowsConfig& config, const fs::path& path) {
+std::string format_of(const RowsConfig& config, const fs::path& path, const InputHead& head) {
   if (config.format != "auto") return config.format;
-  const std::string extension = path.extension().string();
-  for (const char* known : {"parquet", "tsv", "csv"})
-    if (extension == std::string(".") + known) return known;
-  throw UserError(fmt::format("rows.format is \"auto\", but the extension \"{}\" tells no format", extension),
-                  "set rows.format to \"parquet\", \"tsv\" or \"csv\"", path.string());
+  if (head.kind == InputKind::kParquet) return "parquet";
+  require_text(head, path, "Parquet or text");
+  for (const char* known : {"tsv", "csv"})
+    if (head.extension == std::string(".") + known) return known;
+  throw UserError(
+      fmt::format("rows.format is \"auto\", but the extension \"{}\" tells no format", printable(head.extension)),
+      "set rows.format to \"parquet\", \"tsv\" or \"csv\"", path.string());
 }
 
 std::unique_ptr<SourceFile> open_source(const RowsConfig& config, const fs::path& path, const RowDecoder& decoder) {
-  const std::string format = format_of(config, path);
+  const InputHead head = look_at_input(path);
+  const std::string format = format_of(config, path, head);
   if (format == "parquet") {
-    if (!config.delimiter.empty() || !config.header)
-      throw UserError("rows.delimiter, rows.header and rows.columns are for text; a Parquet file names its columns",
-                      "leave them out", path.string());
+    if (head.kind != InputKind::kParquet || !head.is_plain())
+      throw UserError(fmt::format("this is {}, not Parquet", head.name),
+                      head.kind == InputKind::kParquet ? "unpack it first; Parquet is packed in itself" : "",
+                      path.string());
+    if (!config.delimiter.empty() || !config.header || config.decimal != ".")
+      throw UserError(
+          "rows.delimiter, rows.decimal, rows.header and rows.columns are for text; a Parquet file names its columns",
+          "leave them out", path.string());
     return std::make_unique<ParquetSource>(path, decoder);
   }
   const bool csv = format == "csv";

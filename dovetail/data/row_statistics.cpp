@@ -245,7 +245,8 @@ class Scan {
       for (const std::string& column : entry.columns) {
         const Moments& m = dense[i];
         const Moments& scale = config_.by_day() ? first_day[i] : m;
-        s.dense.push_back({column, m.count, m.missing, m.mean, m.deviation(), m.lowest, m.highest});
+        s.dense.push_back(
+            {column, m.count, m.missing, m.mean, m.deviation(), m.lowest, m.highest, entry.transform == "standard"});
         s.scales.push_back({column, scale.mean, scale.deviation()});
         ++i;
       }
@@ -311,6 +312,15 @@ std::vector<std::string> row_warnings(const RowStatistics& s) {
       warnings.push_back(d.count == 0
                              ? fmt::format("dense column `{}` is missing in all of the training rows", d.column)
                              : fmt::format("dense column `{}` is {} in all of the training rows", d.column, d.lowest));
+  for (const DenseStatistics& d : s.dense) {
+    constexpr double kRounding = 1.0 / (1 << 24), kNoticed = 1e-3;
+    const double loss = kRounding * std::max(std::abs(d.lowest), std::abs(d.highest));
+    if (d.count > 0 && !d.standard && d.deviation > 0 && loss > kNoticed * d.deviation)
+      warnings.push_back(
+          fmt::format("dense column `{}`: float32 rounds numbers of {:.6g} by {:.3g}, but their deviation "
+                      "is {:.3g}; set transform = \"standard\"",
+                      d.column, d.highest, loss, d.deviation));
+  }
   for (const SparseStatistics& f : s.sparse) {
     if (f.distinct <= 1 && f.shortest == f.longest)
       warnings.push_back(fmt::format("feature `{}` is the same in all of the training rows", f.feature));

@@ -17,6 +17,7 @@ struct DenseStatistics {
   int64_t count = 0, missing = 0;
   double mean = 0, deviation = 0;  ///< of the population: divided by count
   double lowest = 0, highest = 0;
+  bool standard = false;  ///< the mean is subtracted in float64 before the numbers become float32
 };
 
 /// A feature. Ids are told apart by id mod 2^24, so that in larger tables `distinct` and `unseen` are lower bounds.
@@ -57,8 +58,9 @@ struct RowScan {
 /// the threads.
 RowScan scan_rows(const RowsConfig& config, const RowReader& reader);
 
-/// What in the statistics makes training pointless or worse: a label of one class, constant columns, more than a tenth
-/// of a feature's validation ids unseen in training, more than a tenth of the rows left out as bad.
+/// Findings that make training pointless or worse. Labels: one class only. Dense columns: constant, or rounded by
+/// float32 by more than 1/1000 of their deviation. Features: more than a tenth of the validation ids unseen in
+/// training. Rows: more than a tenth left out as bad.
 std::vector<std::string> row_warnings(const RowStatistics& statistics);
 
 }  // namespace dovetail

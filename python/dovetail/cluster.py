@@ -3,6 +3,8 @@
 >>> labels = dovetail.KMeans(n_clusters=8, random_state=0).fit_predict(x)
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
@@ -15,7 +17,8 @@ __all__ = ["KMeans"]
 class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator):
     """K-means by Lloyd's algorithm, or by mini-batches.
 
-    Rows are float32; sums and centres are float64. Labels are the nearest centres in float64. The result is the same
+    Rows are float32, centred first where that keeps digits; sums and centres are float64. Labels are the nearest
+    centres in float64. The result is the same
     bits for any number of threads (``torch.set_num_threads``). Sources: k-means++, Arthur and Vassilvitskii 2007;
     k-means-parallel, Bahmani et al. 2012; mini-batches, Sculley 2010.
 
@@ -67,7 +70,8 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         """Cluster the rows of X.
 
         Args:
-            X: (n_samples, n_features), converted to float32.
+            X: (n_samples, n_features). A column that float32 cannot hold is centred, and a table of very large or very
+                small numbers scaled by a power of 2, before it is rounded to float32; results are in X's coordinates.
             y: ignored.
 
         Returns:
@@ -77,7 +81,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
             ValueError: fewer rows than clusters, values that are not finite, or options that do not fit.
             RuntimeError: unknown ``init`` or ``empty``.
         """
-        X = self._rows(X, reset=True)
+        X, place = self._rows(X, reset=True)
         if len(X) < self.n_clusters:
             raise ValueError(f"n_samples={len(X)} should be >= n_clusters={self.n_clusters}.")
         if self.n_init < 1:
@@ -86,40 +90,44 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         data = torch.ops.dovetail.kmeans_data(X)
         best = None
         for _ in range(self.n_init):
-            run = self._run(data, int(random.randint(np.iinfo(np.int32).max)))
+            run = self._run(data, place, int(random.randint(np.iinfo(np.int32).max)))
             if best is None or run[3] < best[3]:
                 best = run
-        centres, labels, _, self.inertia_, self.n_iter_, _ = best
-        self.cluster_centers_, self.labels_ = centres.numpy(), labels.numpy()
+        centres, labels, _, inertia, self.n_iter_, _ = best
+        self.cluster_centers_, self.labels_ = place.original(centres).numpy(), labels.numpy()
+        self.inertia_ = inertia * place.scale * place.scale
         self._n_features_out = self.n_clusters
         return self
 
     def predict(self, X):
         """Return the index of the nearest centre of each row: (n_samples) int32."""
         check_is_fitted(self)
-        data = torch.ops.dovetail.kmeans_data(self._rows(X))
-        torch.ops.dovetail.kmeans_assign(data, self._centres())
+        rows, place = self._rows(X)
+        data = torch.ops.dovetail.kmeans_data(rows)
+        torch.ops.dovetail.kmeans_assign(data, self._centres(place))
         return torch.ops.dovetail.kmeans_labels(data).numpy()
 
     def transform(self, X):
         """Return the Euclidean distance of each row to each centre: (n_samples, n_clusters) float64."""
         check_is_fitted(self)
-        rows, centres = self._rows(X), self._centres()
+        rows, place = self._rows(X)
+        centres = self._centres(place)
         pieces = [
             torch.cdist(piece.double(), centres, compute_mode="donot_use_mm_for_euclid_dist")
             for piece in rows.split(1 << 14)
         ]
-        return torch.cat(pieces).numpy()
+        return torch.cat(pieces).mul_(place.scale).numpy()
 
     def score(self, X, y=None):
         """Return minus the inertia of X: the sum of squared distances to the nearest centres."""
         check_is_fitted(self)
-        data, centres = torch.ops.dovetail.kmeans_data(self._rows(X)), self._centres()
+        rows, place = self._rows(X)
+        data, centres = torch.ops.dovetail.kmeans_data(rows), self._centres(place)
         torch.ops.dovetail.kmeans_assign(data, centres)
-        return -torch.ops.dovetail.kmeans_distances(data, centres)[1]
+        return -torch.ops.dovetail.kmeans_distances(data, centres)[1] * place.scale * place.scale
 
-    def _run(self, data, seed: int):
-        start = self._start(data, seed)
+    def _run(self, data, place: "_Place", seed: int):
+        start = self._start(data, place, seed)
         if self.batch_size is None:
             tol = 1e-4 if self.tol is None else self.tol
             return torch.ops.dovetail.kmeans_fit(data, start, self.max_iter, tol, self.empty or "reseed")
@@ -130,17 +138,53 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
             data, start, self.batch_size, self.max_iter, self.tol or 0.0, patience, seed
         )
 
-    def _rows(self, X, reset: bool = False) -> torch.Tensor:
-        X = validate_data(self, X, reset=reset, dtype=np.float32, order="C", copy=False)
-        return torch.from_numpy(X if X.flags.writeable else X.copy())
+    def _rows(self, X, reset: bool = False) -> tuple[torch.Tensor, "_Place"]:
+        X = validate_data(self, X, reset=reset, dtype=[np.float64, np.float32], order="C", copy=False)
+        place = _Place.of(X)
+        X = place.shifted(X).astype(np.float32, copy=False)
+        return torch.from_numpy(X if X.flags.writeable else X.copy()), place
 
-    def _centres(self) -> torch.Tensor:
-        return torch.from_numpy(np.array(self.cluster_centers_, dtype=np.float64))
+    def _centres(self, place: "_Place") -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(place.shifted(np.array(self.cluster_centers_, dtype=np.float64))))
 
-    def _start(self, data, seed: int) -> torch.Tensor:
+    def _start(self, data, place: "_Place", seed: int) -> torch.Tensor:
         if isinstance(self.init, str):
             return torch.ops.dovetail.kmeans_init(data, self.n_clusters, self.init, seed)
         centres = np.array(self.init, dtype=np.float64)
         if centres.shape != (self.n_clusters, self.n_features_in_):
             raise ValueError(f"init has shape {centres.shape}, not {(self.n_clusters, self.n_features_in_)}")
-        return torch.from_numpy(centres)
+        return torch.from_numpy(np.ascontiguousarray(place.shifted(centres)))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Rows in float32: value = origin + scale * x. matrix_rounding.h has the rule for `origin`."""
+
+    origin: np.ndarray | None = None
+    scale: float = 1.0
+
+    @classmethod
+    def of(cls, X: np.ndarray) -> "_Place":
+        if X.size == 0:
+            return cls()
+        least, largest = X.min(0).astype(np.float64), X.max(0).astype(np.float64)
+        origin = None
+        if X.dtype == np.float64:
+            with np.errstate(over="ignore"):
+                worth = np.maximum(np.abs(least), np.abs(largest)) > 4 * (largest - least)
+            for column in np.flatnonzero(worth):
+                worth[column] = np.any(X[:, column].astype(np.float32) != X[:, column])
+            if worth.any():
+                origin = np.where(worth, least + (largest - least) / 2, 0.0)
+                least, largest = least - origin, largest - origin
+        exponent = int(np.frexp(max(np.abs(least).max(), np.abs(largest).max()))[1])
+        return cls(origin, 2.0**exponent if abs(exponent) > 40 else 1.0)
+
+    def shifted(self, X: np.ndarray) -> np.ndarray:
+        if self.origin is not None:
+            X = X - self.origin
+        return X if self.scale == 1 else X / self.scale
+
+    def original(self, points: torch.Tensor) -> torch.Tensor:
+        points = points * self.scale
+        return points if self.origin is None else points + torch.from_numpy(self.origin)

@@ -231,7 +231,7 @@ def test_text_may_have_comments_blank_lines_and_no_header(tmp_path):
     assert (tmp_path / "r/centres.csv").read_text() == "c1\n5\n"
     (tmp_path / "x.dat").write_text("1 2\n3 4\n5\n")
     stderr = dovetail("kmeans", "--data", "x.dat", "--k", 1, folder=tmp_path, code=2).stderr
-    assert "line 3 has 1 fields, not 2" in stderr
+    assert "line 3: 1 fields, not 2" in stderr
 
 
 def test_what_cannot_be_done_is_refused(tmp_path):
@@ -243,7 +243,7 @@ def test_what_cannot_be_done_is_refused(tmp_path):
         (["--data", "x.npy", "--k", 2, "--drop-columns", "9"], "no column 9 to drop: the file has 6"),
         (["--data", "x.npy", "--k", 2, "--drop-columns", "1,x"], '"1,x" is no list of columns'),
         (["--data", "cube.npy", "--k", 1], "3 dimensions, not one or two"),
-        (["--data", "words.npy", "--k", 1], "values of type <U1 are not read"),
+        (["--data", "words.npy", "--k", 1], "values of type U1 are not read"),
         (["--data", "none.csv", "--k", 1], "none.csv"),
     ]:
         assert message in dovetail("kmeans", *words, folder=tmp_path, code=2).stderr, words

@@ -140,7 +140,7 @@ TEST_F(RowText, LocatesEveryBadRow) {
   EXPECT_THAT(
       bad_rows(config),
       ElementsAre("2//3 fields, not 4", "3//5 fields, not 4", "4/n/\"3,5\" is not a number", "5/n/inf is not finite",
-                  "6/n/\"1e999\" is not a number", "7/id/the id 9 is out of range; the table has 9 rows",
+                  "6/n/inf is not finite", "7/id/the id 9 is out of range; the table has 9 rows",
                   "8/id/the id -1 is out of range; the table has 9 rows", "9/id/\"2x\" is not an integer"));
 }
 
@@ -281,7 +281,7 @@ TEST_F(RowText, RefusesConfigsThatContradictThemselves) {
                 c.sparse[0].missing = "value";
               }),
               HasSubstr("missing"));
-  EXPECT_THAT(refusal(config_of("twice.tsv", "y\ta\ta\n")), HasSubstr("twice"));
+  EXPECT_THAT(refusal(config_of("twice.tsv", "y\ta\ta\n")), HasSubstr("two columns `a`"));
   EXPECT_THAT(refusal(config_of("empty.tsv", "")), HasSubstr("no header"));
   EXPECT_THAT(refusal(config_of("bare.tsv", "y\ta\n")), HasSubstr("hold no row"));
   EXPECT_THAT(refusal(config_of("data.txt", "y\ta\n1\tx\n")), HasSubstr("rows.format"));

@@ -134,3 +134,31 @@ def test_refuses_by_name():
         dovetail.KMeans(3, empty="drop").fit(x)
     with pytest.raises(AttributeError, match="no attribute 'KMedoids'"):
         dovetail.KMedoids  # noqa: B018
+
+
+@pytest.mark.parametrize("batch_size", [None, 100])
+def test_float64_with_a_large_offset_has_the_clusters_without_it(batch_size):
+    x = clouds().astype(np.float64)
+    offset = np.zeros(x.shape[1])
+    offset[:3] = [1.7e9, -1e12, 1e6]
+    start = x[:6]
+    # float64 itself rounds the second column by 1e-4.
+    shifted = x + offset
+    ours = dovetail.KMeans(6, init=start + offset, tol=0, batch_size=batch_size, random_state=0).fit(shifted)
+    plain = dovetail.KMeans(6, init=start, tol=0, batch_size=batch_size, random_state=0).fit(x)
+    assert (ours.labels_ == plain.labels_).all()
+    assert ours.inertia_ == pytest.approx(plain.inertia_, rel=1e-3)
+    np.testing.assert_allclose(ours.cluster_centers_ - offset, plain.cluster_centers_, atol=2e-3)
+    assert (ours.predict(shifted) == plain.predict(x)).all()
+    np.testing.assert_allclose(ours.transform(shifted), plain.transform(x), atol=2e-3)
+    assert ours.score(shifted) == pytest.approx(plain.score(x), rel=1e-3)
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-30, 1e30, 1e200])
+def test_float64_of_any_size_has_the_same_clusters(scale):
+    x = clouds().astype(np.float64)
+    start = x[:6]
+    ours, plain = dovetail.KMeans(6, init=start * scale).fit(x * scale), dovetail.KMeans(6, init=start).fit(x)
+    assert (ours.labels_ == plain.labels_).all()
+    np.testing.assert_allclose(ours.cluster_centers_, plain.cluster_centers_ * scale, rtol=1e-4, atol=1e-5 * scale)
+    np.testing.assert_allclose(ours.transform(x * scale), plain.transform(x) * scale, rtol=1e-4)

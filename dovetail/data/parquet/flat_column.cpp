@@ -129,6 +129,7 @@ bool reads_numbers(parquet::ColumnReader& column, arrow::Type::type type, int64_
 /// Whether the file holds the column as a value or none a row, in the type that `read` takes it for.
 bool is_flat(const parquet::ColumnDescriptor& leaf, const arrow::DataType& type, Kind kind) {
   if (leaf.max_repetition_level() != 0 || leaf.max_definition_level() > 1) return false;
+  if (arrow::is_decimal(type.id()) || type.id() == arrow::Type::UINT64) return false;
   if (kind == Kind::kText) return leaf.physical_type() == parquet::Type::BYTE_ARRAY;
   if (type.id() == arrow::Type::DICTIONARY) return false;
   const bool real = leaf.physical_type() == parquet::Type::FLOAT || leaf.physical_type() == parquet::Type::DOUBLE;

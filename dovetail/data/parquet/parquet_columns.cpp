@@ -1,6 +1,11 @@
+#include <arrow/extension_type.h>
+#include <arrow/util/float16.h>
+#include <arrow/util/key_value_metadata.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "dovetail/base/error.h"
@@ -16,7 +21,8 @@ using Kind = ColumnValues::Kind;
 
 bool is_list(const arrow::DataType& type) {
   return type.id() == arrow::Type::LIST || type.id() == arrow::Type::LARGE_LIST ||
-         type.id() == arrow::Type::FIXED_SIZE_LIST;
+         type.id() == arrow::Type::FIXED_SIZE_LIST || type.id() == arrow::Type::LIST_VIEW ||
+         type.id() == arrow::Type::LARGE_LIST_VIEW;
 }
 
 /// Whether values of `type` can be read, and as what.
@@ -30,8 +36,11 @@ bool value_kind(const arrow::DataType& type, Kind& kind) {
     case arrow::Type::UINT8:
     case arrow::Type::UINT16:
     case arrow::Type::UINT32:
+    case arrow::Type::UINT64:
+    case arrow::Type::NA:
       kind = Kind::kInteger;
       return true;
+    case arrow::Type::HALF_FLOAT:
     case arrow::Type::FLOAT:
     case arrow::Type::DOUBLE:
       kind = Kind::kReal;
@@ -40,14 +49,61 @@ bool value_kind(const arrow::DataType& type, Kind& kind) {
     case arrow::Type::LARGE_STRING:
     case arrow::Type::BINARY:
     case arrow::Type::LARGE_BINARY:
+    case arrow::Type::STRING_VIEW:
+    case arrow::Type::BINARY_VIEW:
+    case arrow::Type::FIXED_SIZE_BINARY:
+    case arrow::Type::DECIMAL32:
+    case arrow::Type::DECIMAL64:
+    case arrow::Type::DECIMAL128:
+    case arrow::Type::DECIMAL256:
       kind = Kind::kText;
       return true;
+    case arrow::Type::EXTENSION:
+      return value_kind(*static_cast<const arrow::ExtensionType&>(type).storage_type(), kind);
     case arrow::Type::DICTIONARY: {
       const auto& dictionary = static_cast<const arrow::DictionaryType&>(type);
       return dictionary.value_type()->id() != arrow::Type::DICTIONARY && value_kind(*dictionary.value_type(), kind);
     }
     default:
       return false;
+  }
+}
+
+/// Texts that are made here, for numbers that no other kind holds exactly. They stay where they are.
+using MadeTexts = std::deque<std::string>;
+
+/// True if an integer is at least 2^63, which int64 does not hold.
+bool has_large(const arrow::Array& array) {
+  switch (array.type_id()) {
+    case arrow::Type::UINT64: {
+      const auto& typed = static_cast<const arrow::UInt64Array&>(array);
+      for (int64_t i = 0; i < typed.length(); ++i)
+        if (!typed.IsNull(i) && typed.Value(i) >> 63U != 0) return true;
+      return false;
+    }
+    case arrow::Type::DICTIONARY:
+      return has_large(*static_cast<const arrow::DictionaryArray&>(array).dictionary());
+    case arrow::Type::LIST:
+      return has_large(*static_cast<const arrow::ListArray&>(array).values());
+    case arrow::Type::LARGE_LIST:
+      return has_large(*static_cast<const arrow::LargeListArray&>(array).values());
+    case arrow::Type::FIXED_SIZE_LIST:
+      return has_large(*static_cast<const arrow::FixedSizeListArray&>(array).values());
+    case arrow::Type::LIST_VIEW:
+      return has_large(*static_cast<const arrow::ListViewArray&>(array).values());
+    case arrow::Type::LARGE_LIST_VIEW:
+      return has_large(*static_cast<const arrow::LargeListViewArray&>(array).values());
+    default:
+      return false;
+  }
+}
+
+template <class Array, class TextOf>
+void append_made(const arrow::Array& array, MadeTexts& made, const TextOf& text_of, ColumnValues& out) {
+  const auto& typed = static_cast<const Array&>(array);
+  for (int64_t i = 0; i < typed.length(); ++i) {
+    out.codes.push_back(static_cast<int32_t>(out.words.size()));
+    out.words.push_back(typed.IsNull(i) ? std::string_view() : made.emplace_back(text_of(typed, i)));
   }
 }
 
@@ -71,12 +127,12 @@ void append_texts(const arrow::Array& array, ColumnValues& out) {
   }
 }
 
-void append_values(const arrow::Array& array, ColumnValues& out);
+void append_values(const arrow::Array& array, MadeTexts& made, ColumnValues& out);
 
-void append_dictionary(const arrow::DictionaryArray& array, ColumnValues& out) {
+void append_dictionary(const arrow::DictionaryArray& array, MadeTexts& made, ColumnValues& out) {
   ColumnValues words;
   words.kind = out.kind;
-  append_values(*array.dictionary(), words);
+  append_values(*array.dictionary(), made, words);
   const auto before = static_cast<int32_t>(out.words.size());
   out.words.insert(out.words.end(), words.words.begin(), words.words.end());
   // A null has no index; without words its code would have none to name.
@@ -106,7 +162,15 @@ void reserve(const arrow::Array& array, ColumnValues& out) {
   if (out.kind == Kind::kText) out.codes.reserve(out.codes.size() + more);
 }
 
-void append_values(const arrow::Array& array, ColumnValues& out) {
+/// Decimals have the text that Arrow shows, as whole numbers or with a point.
+template <class Array>
+void append_decimals(const arrow::Array& array, MadeTexts& made, ColumnValues& out) {
+  append_made<Array>(array, made, [](const Array& typed, int64_t i) { return typed.FormatValue(i); }, out);
+}
+
+void append_values(const arrow::Array& array, MadeTexts& made, ColumnValues& out) {
+  if (array.type_id() == arrow::Type::EXTENSION)
+    return append_values(*static_cast<const arrow::ExtensionArray&>(array).storage(), made, out);
   reserve(array, out);
   append_presence(array, out.value_present);
   switch (array.type_id()) {
@@ -126,6 +190,19 @@ void append_values(const arrow::Array& array, ColumnValues& out) {
       return append_numbers<arrow::UInt16Array>(array, out);
     case arrow::Type::UINT32:
       return append_numbers<arrow::UInt32Array>(array, out);
+    case arrow::Type::UINT64:
+      if (out.kind == Kind::kInteger) return append_numbers<arrow::UInt64Array>(array, out);
+      return append_made<arrow::UInt64Array>(
+          array, made, [](const arrow::UInt64Array& typed, int64_t i) { return std::to_string(typed.Value(i)); }, out);
+    case arrow::Type::NA:
+      out.integers.resize(out.integers.size() + static_cast<size_t>(array.length()));
+      return;
+    case arrow::Type::HALF_FLOAT: {
+      const auto& halves = static_cast<const arrow::HalfFloatArray&>(array);
+      for (int64_t i = 0; i < halves.length(); ++i)
+        out.reals.push_back(arrow::util::Float16::FromBits(halves.Value(i)).ToDouble());
+      return;
+    }
     case arrow::Type::FLOAT:
       return append_numbers<arrow::FloatArray>(array, out);
     case arrow::Type::DOUBLE:
@@ -138,14 +215,28 @@ void append_values(const arrow::Array& array, ColumnValues& out) {
       return append_texts<arrow::BinaryArray>(array, out);
     case arrow::Type::LARGE_BINARY:
       return append_texts<arrow::LargeBinaryArray>(array, out);
+    case arrow::Type::STRING_VIEW:
+      return append_texts<arrow::StringViewArray>(array, out);
+    case arrow::Type::BINARY_VIEW:
+      return append_texts<arrow::BinaryViewArray>(array, out);
+    case arrow::Type::FIXED_SIZE_BINARY:
+      return append_texts<arrow::FixedSizeBinaryArray>(array, out);
+    case arrow::Type::DECIMAL32:
+      return append_decimals<arrow::Decimal32Array>(array, made, out);
+    case arrow::Type::DECIMAL64:
+      return append_decimals<arrow::Decimal64Array>(array, made, out);
+    case arrow::Type::DECIMAL128:
+      return append_decimals<arrow::Decimal128Array>(array, made, out);
+    case arrow::Type::DECIMAL256:
+      return append_decimals<arrow::Decimal256Array>(array, made, out);
     default:
-      return append_dictionary(static_cast<const arrow::DictionaryArray&>(array), out);
+      return append_dictionary(static_cast<const arrow::DictionaryArray&>(array), made, out);
   }
 }
 
 /// The values of a list array between the first and the last list, and where each list begins among all read so far.
 template <class Array>
-void append_lists(const arrow::Array& array, ColumnValues& out) {
+void append_lists(const arrow::Array& array, MadeTexts& made, ColumnValues& out) {
   const auto& lists = static_cast<const Array&>(array);
   const int64_t first = lists.length() > 0 ? lists.value_offset(0) : 0;
   const int64_t last =
@@ -154,7 +245,19 @@ void append_lists(const arrow::Array& array, ColumnValues& out) {
   for (int64_t i = 0; i < lists.length(); ++i)
     out.list_begins.push_back(before + lists.value_offset(i) + lists.value_length(i) - first);
   append_presence(array, out.list_present);
-  append_values(*lists.values()->Slice(first, last - first), out);
+  append_values(*lists.values()->Slice(first, last - first), made, out);
+}
+
+/// Views, whose values may lie in any order.
+template <class Array>
+void append_list_views(const arrow::Array& array, MadeTexts& made, ColumnValues& out) {
+  const auto& lists = static_cast<const Array&>(array);
+  append_presence(array, out.list_present);
+  for (int64_t i = 0; i < lists.length(); ++i) {
+    const int64_t length = lists.IsNull(i) ? 0 : lists.value_length(i);
+    out.list_begins.push_back(out.list_begins.back() + length);
+    append_values(*lists.values()->Slice(lists.value_offset(i), length), made, out);
+  }
 }
 
 void hash_words(ColumnValues& values) {
@@ -166,6 +269,7 @@ void hash_words(ColumnValues& values) {
 struct WordOwner {
   std::unique_ptr<FlatColumns> flat;
   std::shared_ptr<arrow::Table> table;
+  MadeTexts made;
 };
 
 class ArrowColumns : public ParquetColumns {
@@ -178,18 +282,33 @@ class ArrowColumns : public ParquetColumns {
     return file_.metadata().RowGroup(static_cast<int>(group))->num_rows();
   }
 
-  std::vector<bool> select(const std::vector<std::string>& columns) override {
+  std::vector<size_t> index_columns() const override {
+    const auto& metadata = file_.schema().metadata();
+    const int at = metadata == nullptr ? -1 : metadata->FindKey("pandas");
+    std::vector<size_t> found;
+    if (at < 0) return found;
+    const auto pandas = nlohmann::json::parse(metadata->value(at), nullptr, /*allow_exceptions=*/false);
+    if (!pandas.is_object() || !pandas.contains("index_columns")) return found;
+    for (const auto& entry : pandas.at("index_columns"))  // a range of numbers, which is no column, is an object
+      if (const int field = entry.is_string() ? file_.schema().GetFieldIndex(entry.get<std::string>()) : -1; field >= 0)
+        found.push_back(static_cast<size_t>(field));
+    return found;
+  }
+
+  std::vector<bool> select(const std::vector<size_t>& fields) override {
     std::vector<bool> lists;
     columns_.clear();
-    for (const std::string& name : columns) {
-      const int field = file_.schema().GetFieldIndex(name);
-      DOVETAIL_CHECK(field >= 0, "column {} of {}", name, file_.path());
+    for (const size_t wanted : fields) {
+      const int field = static_cast<int>(wanted);
+      const std::string& name = file_.schema().field(field)->name();
       const arrow::DataType& type = *file_.schema().field(field)->type();
       const arrow::DataType& value = is_list(type) ? *type.field(0)->type() : type;
-      Column column{.name = name, .field = field, .list = is_list(type), .leaves = file_.leaves(field)};
+      Column column{.field = field, .list = is_list(type), .leaves = file_.leaves(field)};
       if (!value_kind(value, column.kind))
-        throw UserError(fmt::format("column `{}` holds {}, which is no feature", name, type.ToString()),
-                        "cast it to integers, floats or strings, or lists of them", file_.path());
+        throw UserError(fmt::format("column {} (`{}`) holds {}, which is no feature", field, printable(name),
+                                    printable(type.ToString())),
+                        "cast it to integers, floats or strings, or lists of them, or leave the column out",
+                        file_.path());
       columns_.push_back(column);
       lists.push_back(column.list);
     }
@@ -210,13 +329,16 @@ class ArrowColumns : public ParquetColumns {
         if (!column.list && owner->flat->read(column.leaves[0], *file_.schema().field(column.field)->type(), out[c]))
           continue;
         others.push_back(c);
-        leaves.insert(leaves.end(), column.leaves.begin(), column.leaves.end());
       }
+      // Arrow's table has its columns in the order of these leaves.
+      std::ranges::sort(others, {}, [this](size_t c) { return columns_[c].field; });
+      for (const size_t c : others) leaves.insert(leaves.end(), columns_[c].leaves.begin(), columns_[c].leaves.end());
     } catch (const parquet::ParquetException& e) {
       file_.refuse(e.what());
     }
     if (!others.empty()) owner->table = file_.read(group, leaves);
-    for (const size_t c : others) append(*owner->table->GetColumnByName(columns_[c].name), out[c]);
+    for (size_t i = 0; i < others.size(); ++i)
+      append(*owner->table->column(static_cast<int>(i)), owner->made, out[others[i]]);
     for (ColumnValues& values : out) {
       hash_words(values);
       values.owner = owner;
@@ -226,29 +348,36 @@ class ArrowColumns : public ParquetColumns {
 
  private:
   struct Column {
-    std::string name;
     int field = 0;
     bool list = false;
     std::vector<int> leaves;
     Kind kind = Kind::kInteger;
   };
 
-  static void append(const arrow::ChunkedArray& chunks, ColumnValues& out) {
+  static void append(const arrow::ChunkedArray& chunks, MadeTexts& made, ColumnValues& out) {
+    if (std::ranges::any_of(chunks.chunks(), [](const auto& chunk) { return has_large(*chunk); }))
+      out.kind = Kind::kText;
     if (out.is_list) out.list_begins.push_back(0);
     for (const auto& chunk : chunks.chunks()) {
       // A null of a fixed-size list still has its values: as a list it has an offset and a length like the others.
       switch (chunk->type_id()) {
         case arrow::Type::LIST:
-          append_lists<arrow::ListArray>(*chunk, out);
+          append_lists<arrow::ListArray>(*chunk, made, out);
           break;
         case arrow::Type::LARGE_LIST:
-          append_lists<arrow::LargeListArray>(*chunk, out);
+          append_lists<arrow::LargeListArray>(*chunk, made, out);
           break;
         case arrow::Type::FIXED_SIZE_LIST:
-          append_lists<arrow::FixedSizeListArray>(*chunk, out);
+          append_lists<arrow::FixedSizeListArray>(*chunk, made, out);
+          break;
+        case arrow::Type::LIST_VIEW:
+          append_list_views<arrow::ListViewArray>(*chunk, made, out);
+          break;
+        case arrow::Type::LARGE_LIST_VIEW:
+          append_list_views<arrow::LargeListViewArray>(*chunk, made, out);
           break;
         default:
-          append_values(*chunk, out);
+          append_values(*chunk, made, out);
       }
     }
   }

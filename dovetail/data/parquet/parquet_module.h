@@ -29,8 +29,8 @@ struct ColumnValues {
   enum class Kind { kInteger, kReal, kText };
   Kind kind = Kind::kInteger;
   std::vector<int64_t> integers;        ///< also booleans, as 0 and 1
-  std::vector<double> reals;            ///< float and double
-  std::vector<int32_t> codes;           ///< strings and bytes: which of `words` a value is
+  std::vector<double> reals;            ///< half, float and double
+  std::vector<int32_t> codes;           ///< which of `words` a value is: strings, bytes, decimals, uint64 from 2^63 on
   std::vector<std::string_view> words;  ///< they live as long as `owner`
   std::vector<uint64_t> keys;           ///< xxh64 of each of `words`
   std::vector<uint8_t> value_present;   ///< by value, 0 for null
@@ -47,9 +47,12 @@ class ParquetColumns {
   virtual std::vector<std::string> column_names() const = 0;
   virtual int64_t num_row_groups() const = 0;
   virtual int64_t group_rows(int64_t group) const = 0;
-  /// Checks that the columns, by their names at the top level, are of a type that `read` gives: booleans, integers,
-  /// float, double, strings, bytes, dictionaries and lists of these. Throws UserError. Returns which of them are lists.
-  virtual std::vector<bool> select(const std::vector<std::string>& columns) = 0;
+  /// Columns that pandas' metadata names as the index of a frame.
+  virtual std::vector<size_t> index_columns() const = 0;
+  /// Checks that the columns, by their places at the top level, are of a type that `read` gives: booleans, integers,
+  /// floats, decimals, strings, bytes, nulls, dictionaries and lists of these. Throws UserError. Returns which of them
+  /// are lists.
+  virtual std::vector<bool> select(const std::vector<size_t>& columns) = 0;
   /// The selected columns of the group, in the order of `select`.
   virtual std::vector<ColumnValues> read(int64_t group) = 0;
 };
@@ -65,7 +68,8 @@ class ByteStream {
 /// The module's symbols, `extern "C"`. They throw UserError.
 using OpenParquetText = void (*)(const char* path, const char* column, std::unique_ptr<ParquetText>& reader);
 using OpenParquetColumns = void (*)(const char* path, std::unique_ptr<ParquetColumns>& reader);
-using OpenUnpacked = void (*)(const char* path, const char* codec, std::unique_ptr<ByteStream>& stream);
+using OpenUnpacked = void (*)(const char* path, const char* codec, uint64_t begin, uint64_t bytes,
+                              std::unique_ptr<ByteStream>& stream);
 constexpr const char* kParquetModule = "libdovetail_parquet.so";
 constexpr const char* kParquetTextEntry = "dovetail_open_parquet_text";
 constexpr const char* kParquetColumnsEntry = "dovetail_open_parquet_columns";

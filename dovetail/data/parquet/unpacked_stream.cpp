@@ -15,10 +15,17 @@ namespace {
 /// Joined members of gzip and bzip2 and frames of zstd are read one after another.
 class UnpackedStream : public ByteStream {
  public:
-  UnpackedStream(std::string path, const std::string& codec) : path_(std::move(path)), codec_name_(codec) {
-    codec_ = check(arrow::util::Codec::Create(check(arrow::util::Codec::GetCompressionType(codec))));
+  UnpackedStream(std::string path, const std::string& codec, uint64_t begin, uint64_t bytes)
+      : path_(std::move(path)), codec_name_(codec) {
+    arrow::util::GZipCodecOptions deflate;
+    deflate.gzip_format = arrow::util::GZipFormat::DEFLATE;
+    codec_ =
+        check(codec == "deflate" ? arrow::util::Codec::Create(arrow::Compression::GZIP, deflate)
+                                 : arrow::util::Codec::Create(check(arrow::util::Codec::GetCompressionType(codec))));
     auto file = check(arrow::io::ReadableFile::Open(path_));
-    stream_ = check(arrow::io::CompressedInputStream::Make(codec_.get(), std::move(file)));
+    auto part = check(arrow::io::RandomAccessFile::GetStream(std::move(file), static_cast<int64_t>(begin),
+                                                             static_cast<int64_t>(bytes)));
+    stream_ = check(arrow::io::CompressedInputStream::Make(codec_.get(), std::move(part)));
   }
 
   size_t read(char* to, size_t bytes) override {
@@ -44,6 +51,7 @@ class UnpackedStream : public ByteStream {
 }  // namespace dovetail
 
 extern "C" __attribute__((visibility("default"))) void dovetail_open_unpacked(
-    const char* path, const char* codec, std::unique_ptr<dovetail::ByteStream>& stream) {
-  stream = std::make_unique<dovetail::UnpackedStream>(path, codec);
+    const char* path, const char* codec, uint64_t begin, uint64_t bytes,
+    std::unique_ptr<dovetail::ByteStream>& stream) {
+  stream = std::make_unique<dovetail::UnpackedStream>(path, codec, begin, bytes);
 }

@@ -1,0 +1,415 @@
+"""Tables as people have them: `kmeans`, `fit` and `[rows]` read what pandas, NumPy and Arrow write."""
+
+import bz2
+import gzip
+import json
+
+import numpy as np
+import pytest
+from cli import dovetail, dovetail_json
+
+pd = pytest.importorskip("pandas")
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+sklearn_cluster = pytest.importorskip("sklearn.cluster")
+linear_model = pytest.importorskip("sklearn.linear_model")
+
+X = np.array([[1.0, 2], [1, 3], [9, 8], [9, 9]])
+CSV = "a,b\n1,2\n1,3\n9,8\n9,9\n"
+
+
+def zstd(data: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as packed:
+        packed.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+def labels_of(folder, *words, data, k=2):
+    """Labels by --init first, renumbered in the order of their first rows."""
+    dovetail("kmeans", "--data", data, "--k", k, "--out", "run", "--fresh", *words, folder=folder)
+    labels = pd.read_csv(folder / "run/labels.csv").label
+    return pd.factorize(labels)[0].tolist()
+
+
+def refusal(folder, *words):
+    error = dovetail(*words, folder=folder, code=2).stderr
+    assert error.isprintable() or all(c.isprintable() or c == "\n" for c in error)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("DATA.CSV", CSV.encode()),
+        ("x.csv", (CSV + "\n").encode()),
+        ("x.csv", ("\n\n" + CSV.replace("\n9,8", "\n\n  \n9,8") + "\r\n\r\n").encode()),
+        ("x.csv", CSV.replace("\n", "\r\n").encode()),
+        ("x.csv", CSV.replace("\n", "\r").encode()),
+        ("x.csv", b"\xef\xbb\xbf" + CSV.encode()),
+        ("x.csv", CSV.encode("utf-16")),
+        ("x.csv", b"\xfe\xff" + CSV.encode("utf-16-be")),
+        ("x.csv", gzip.compress(CSV.encode("utf-16"))),
+        ("x.csv.gz", gzip.compress(CSV.encode())),
+        ("x.csv.GZ", gzip.compress(CSV[:8].encode()) + gzip.compress(CSV[8:].encode())),
+        ("x.csv.bz2", bz2.compress(CSV.encode())),
+        ("x.csv.zst", zstd(CSV.encode())),
+        ("x.csv", gzip.compress(CSV.encode())),
+        ("x.csv.gz", CSV.encode()),
+        ("x", CSV.encode()),
+        ("x.csv", CSV.replace(",", ";").encode()),
+        ("x.csv", CSV.replace(",", "\t").encode()),
+        ("x.txt", CSV.replace(",", "|").encode()),
+        ("x.txt", b"# made by hand\n" + CSV.replace(",", "  ").encode()),
+        ("x.csv", CSV.replace("a,b\n", "").encode()),
+        ("x.csv", b'"a","b, c"\n"1","2"\n1,3\n9,8\n9,9'),
+    ],
+)
+def test_texts_in_any_dress_have_the_rows_of_pandas(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    assert labels_of(tmp_path, data=name) == [0, 0, 1, 1]
+    centres = pd.read_csv(tmp_path / "run/centres.csv").sort_values(
+        by=pd.read_csv(tmp_path / "run/centres.csv").columns[0]
+    )
+    np.testing.assert_allclose(centres.to_numpy(), [[1, 2.5], [9, 8.5]])
+
+
+def test_a_named_delimiter_and_a_decimal_comma(tmp_path):
+    pd.DataFrame(X + 0.5, columns=["a", "b"]).to_csv(tmp_path / "x.csv", sep=";", decimal=",", index=False)
+    assert labels_of(tmp_path, "--decimal", ",", data="x.csv") == [0, 0, 1, 1]
+    assert labels_of(tmp_path, "--decimal", ",", "--delimiter", ";", data="x.csv") == [0, 0, 1, 1]
+    assert "--decimal ," in refusal(tmp_path, "kmeans", "--data", "x.csv", "--k", 2, "--out", "r")
+    pd.DataFrame(X + 0.5, columns=["a", "b"]).to_csv(tmp_path / "y.csv", sep="~", index=False)
+    assert labels_of(tmp_path, "--delimiter", "~", data="y.csv") == [0, 0, 1, 1]
+    np.save(tmp_path / "x.npy", X)
+    assert "are for text" in refusal(tmp_path, "kmeans", "--data", "x.npy", "--k", 2, "--delimiter", ";", "--out", "r")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (gzip.compress(CSV.encode())[:-9], "ends early"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "a PNG image"),
+        (bytes(range(256)) * 4, "binary data"),
+        (CSV.encode("utf-16-le"), "UTF-16 without a byte order mark"),
+        (CSV.encode("utf-32"), "UTF-32"),
+        (gzip.compress(gzip.compress(CSV.encode())), "gzip-compressed data"),
+        (b"", "there are no rows"),
+        (b"a,b\n1,\x1b[31m\n", "is not a number"),
+        (b"\x1b[31m,b\n1,x\n", "is not a number"),
+    ],
+)
+def test_other_bytes_are_named_and_never_printed(tmp_path, content, words):
+    (tmp_path / "x.csv").write_bytes(content)
+    assert words in refusal(tmp_path, "kmeans", "--data", "x.csv", "--k", 2, "--out", "r")
+
+
+@pytest.mark.parametrize(
+    "dtype", ["i1", "u1", "<i2", ">i2", "<u4", ">i8", "<u8", "<f2", ">f2", "<f4", ">f4", ">f8", "?"]
+)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_numpy_arrays_of_any_number(tmp_path, dtype, order):
+    x = np.asarray(X > 4 if dtype == "?" else X, dtype=dtype, order=order)
+    np.save(tmp_path / "x.npy", x)
+    assert labels_of(tmp_path, data="x.npy") == [0, 0, 1, 1]
+
+
+def test_archives_of_numpy(tmp_path):
+    np.savez(tmp_path / "one.npz", x=X)
+    np.savez_compressed(tmp_path / "two.npz", x=X, y=X[::-1].copy())
+    (tmp_path / "x.npy.gz").write_bytes(
+        gzip.compress((np.save(tmp_path / "x.npy", X), (tmp_path / "x.npy").read_bytes())[1])
+    )
+    assert labels_of(tmp_path, data="one.npz") == [0, 0, 1, 1]
+    assert labels_of(tmp_path, data="two.npz:y") == [0, 0, 1, 1]
+    assert labels_of(tmp_path, data="x.npy.gz") == [0, 0, 1, 1]
+    assert "x, y" in refusal(tmp_path, "kmeans", "--data", "two.npz", "--k", 2, "--out", "r")
+    assert "named z" in refusal(tmp_path, "kmeans", "--data", "two.npz:z", "--k", 2, "--out", "r")
+    np.save(tmp_path / "fields.npy", np.zeros(4, dtype=[("a", "f4")]))
+    assert "fields" in refusal(tmp_path, "kmeans", "--data", "fields.npy", "--k", 2, "--out", "r")
+    np.save(tmp_path / "complex.npy", X.astype(complex))
+    assert "c16" in refusal(tmp_path, "kmeans", "--data", "complex.npy", "--k", 2, "--out", "r")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.int8(), pa.uint16(), pa.int64(), pa.uint64(), pa.float16(), pa.float32(), pa.decimal128(9, 2),
+     pa.decimal256(40, 3),
+     pa.string(), pa.large_string(), pa.string_view(), pa.binary_view(), pa.dictionary(pa.int8(), pa.string()),
+     pa.dictionary(pa.int16(), pa.int64())],
+    ids=str,
+)  # fmt: skip
+def test_arrow_columns_of_any_number(tmp_path, kind):
+    a = pa.array([1, 1, 9, 9])
+    if pa.types.is_dictionary(kind):
+        column = a.cast(kind.value_type).dictionary_encode().cast(kind)
+    elif kind == pa.float16():
+        column = pa.array(np.array([1, 1, 9, 9], np.float16))
+    elif pa.types.is_decimal(kind):
+        import decimal
+
+        column = pa.array([decimal.Decimal(v) for v in (1, 1, 9, 9)], kind)
+    else:
+        column = (
+            a.cast(pa.string()).cast(pa.binary()).cast(kind)
+            if kind == pa.binary_view()
+            else a.cast(pa.string()).cast(kind)
+            if "string" in str(kind)
+            else a.cast(kind)
+        )
+    pq.write_table(pa.table({"a": column, "b": [2.0, 3, 8, 9]}), tmp_path / "x.bin")
+    assert labels_of(tmp_path, data="x.bin") == [0, 0, 1, 1]
+
+
+def test_the_index_of_pandas_is_no_feature(tmp_path):
+    frame = pd.DataFrame({"a": [1.0, 1, 9, 9] * 2, "b": [2.0, 3, 8, 9] * 2}, index=range(0, 8000, 1000))
+    frame = frame.iloc[[0, 3, 1, 2, 4, 7, 5, 6]]
+    frame.to_parquet(tmp_path / "x.parquet")
+    frame.rename_axis("id").to_parquet(tmp_path / "named.parquet")
+    expected = pd.factorize(sklearn_cluster.KMeans(2, n_init=3, random_state=0).fit_predict(frame))[0].tolist()
+    for name, index in [("x.parquet", "__index_level_0__"), ("named.parquet", "id")]:
+        result = dovetail("kmeans", "--data", name, "--k", 2, "--out", "run", "--fresh", folder=tmp_path)
+        assert f"`{index}`" in result.stderr
+        assert pd.factorize(pd.read_csv(tmp_path / "run/labels.csv").label)[0].tolist() == expected
+        dovetail(
+            "kmeans", "--data", name, "--k", 2, "--columns", f"a,{index}", "--out", "run", "--fresh", folder=tmp_path
+        )
+        assert pd.read_csv(tmp_path / "run/centres.csv").columns.tolist() == ["a", index]
+
+
+def test_two_columns_of_one_name(tmp_path):
+    pq.write_table(
+        pa.table([[1.0, 1, 9, 9], [2.0, 3, 8, 9], [5.0, 5, 5, 5]], names=["a", "a", "b"]), tmp_path / "x.parquet"
+    )
+    (tmp_path / "x.csv").write_text("a,a,b\n1,2,5\n1,3,5\n9,8,5\n9,9,5\n")
+    for name in ("x.parquet", "x.csv"):
+        assert labels_of(tmp_path, data=name) == [0, 0, 1, 1]
+        assert labels_of(tmp_path, "--columns", "1,b", data=name) == [0, 0, 1, 1]
+        assert "both named" in refusal(tmp_path, "fit", "linear", "--data", name, "--target", "a", "--out", "r")
+        result = dovetail_json(
+            "fit", "linear", "--data", name, "--target", 1, "--out", "fit", "--fresh", folder=tmp_path
+        )
+        assert result["columns"] == 2
+
+
+def test_bad_rows_have_one_policy(tmp_path):
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n1,3,4\n\n9,NA\n9,8\n9,9\n1,2\n")
+    error = refusal(tmp_path, "kmeans", "--data", "x.csv", "--k", 2, "--out", "r")
+    assert "line 3: 3 fields, not 2" in error
+    words = ["kmeans", "--data", "x.csv", "--k", 2, "--bad-values", "skip", "--out", "run"]
+    result = dovetail(*words, "--json", folder=tmp_path)
+    assert json.loads(result.stdout)["rows_left_out"] == 2
+    assert "line 3" in result.stderr and "line 5" in result.stderr
+    assert pd.read_csv(tmp_path / "run/labels.csv").row.tolist() == [0, 3, 4, 5]
+
+
+def test_seconds_since_1970_keep_their_differences(tmp_path):
+    t = 1_700_000_000.0 + np.array([0.0, 1, 2, 3, 40, 41, 42, 43])
+    pd.DataFrame({"t": t}).to_parquet(tmp_path / "t.parquet", index=False)
+    pd.DataFrame({"t": t.astype(np.int64)}).to_csv(tmp_path / "t.csv", index=False)
+    np.save(tmp_path / "t.npy", t)
+    oracle = sklearn_cluster.KMeans(2, n_init=3, random_state=0).fit(t[:, None])
+    for name in ("t.parquet", "t.csv", "t.npy"):
+        result = dovetail_json("kmeans", "--data", name, "--k", 2, "--out", "run", "--fresh", folder=tmp_path)
+        assert sorted(result["counts"]) == [4, 4]
+        assert result["inertia"] == pytest.approx(oracle.inertia_, rel=1e-9)
+        centres = np.sort(pd.read_csv(tmp_path / "run/centres.csv").to_numpy().ravel())
+        np.testing.assert_allclose(centres, np.sort(oracle.cluster_centers_.ravel()), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_very_small_and_large_tables_have_the_same_clusters(tmp_path, scale):
+    np.save(tmp_path / "x.npy", X * scale)
+    result = dovetail_json("kmeans", "--data", "x.npy", "--k", 2, "--out", "run", folder=tmp_path)
+    assert sorted(result["counts"]) == [2, 2]
+    centres = np.sort(pd.read_csv(tmp_path / "run/centres.csv").to_numpy(), axis=0)
+    np.testing.assert_allclose(centres, np.array([[1, 2.5], [9, 8.5]]) * scale, rtol=1e-6)
+    assert result["inertia"] == pytest.approx(scale**2, rel=1e-5)
+
+
+def test_a_column_that_centring_cannot_save_is_said(tmp_path):
+    t = 1_700_000_000.0 + np.arange(40)
+    t[0] = 0  # a missing time, as some write it
+    np.save(tmp_path / "t.npy", t)
+    assert "float32 rounds" in dovetail("kmeans", "--data", "t.npy", "--k", 2, "--out", "run", folder=tmp_path).stderr
+
+
+def test_numbers_outside_of_float32_are_refused_or_said(tmp_path):
+    np.save(tmp_path / "large.npy", X * 1e60)
+    assert "beyond float32" in refusal(tmp_path, "kmeans", "--data", "large.npy", "--k", 2, "--out", "r")
+    np.save(tmp_path / "small.npy", X * 1e-60)
+    assert "float32 rounds" in dovetail("kmeans", "--data", "small.npy", "--k", 2, "--out", "r", folder=tmp_path).stderr
+
+
+def test_a_linear_target_with_a_large_offset(tmp_path):
+    x = np.arange(12.0)
+    pd.DataFrame({"x": x.astype(int), "y": 1_000_000_000 + 2 * x.astype(int)}).to_csv(tmp_path / "x.csv", index=False)
+    result = dovetail_json("fit", "linear", "--data", "x.csv", "--target", "y", "--out", "run", folder=tmp_path)
+    coefficients = pd.read_csv(tmp_path / "run/coefficients.csv")
+    assert coefficients.x[0] == pytest.approx(2, rel=1e-12)
+    assert coefficients.intercept[0] == pytest.approx(1e9, rel=1e-12)
+    assert result["r2"] == pytest.approx(1, abs=1e-12)
+
+
+def test_a_linear_feature_with_a_large_offset_is_that_of_scikit_learn(tmp_path):
+    random = np.random.default_rng(0)
+    x = np.stack([1.7e9 + np.arange(200.0), random.normal(0, 1, 200)], 1)
+    y = 3 * (x[:, 0] - 1.7e9) - x[:, 1]
+    pd.DataFrame({"t": x[:, 0], "u": x[:, 1], "y": y}).to_parquet(tmp_path / "x.parquet", index=False)
+    dovetail("fit", "linear", "--data", "x.parquet", "--target", "y", "--out", "run", folder=tmp_path)
+    found = pd.read_csv(tmp_path / "run/coefficients.csv").iloc[0]
+    oracle = linear_model.LinearRegression().fit(x, y)
+    np.testing.assert_allclose(found[["t", "u"]], oracle.coef_, rtol=1e-6)
+    assert found.intercept == pytest.approx(oracle.intercept_, rel=1e-6)
+
+
+def sku_table(names):
+    rows = [(c * 4 + d, c * 3 - d, names[c]) for c in range(3) for d in (0, 0.1, 0.2, 0.3)]
+    return pd.DataFrame(rows, columns=["x", "y", "sku"])
+
+
+@pytest.mark.parametrize(
+    "names",
+    [[2**24, 2**24 + 1, 2**24 + 2], [2**62, 2**62 + 1, 2**62 + 2], [-(2**60), -(2**60) + 1, 7], ["a", "b, c", "ü"]],
+    ids=["2^24", "2^62", "signed", "texts"],
+)
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_classes_are_exact(tmp_path, names, suffix):
+    frame = sku_table(names)
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    frame.to_parquet(tmp_path / "x.parquet", index=False)
+    result = dovetail_json(
+        "fit", "logistic", "--data", f"x.{suffix}", "--target", "sku", "--out", "run", folder=tmp_path
+    )
+    oracle = linear_model.LogisticRegression().fit(frame[["x", "y"]], frame.sku)
+    assert result["classes"] == oracle.classes_.tolist()
+    assert result["accuracy"] == oracle.score(frame[["x", "y"]], frame.sku) == 1
+    table = pd.read_csv(tmp_path / "run/coefficients.csv")
+    assert table["class"].tolist() == names
+    np.testing.assert_allclose(table[["x", "y"]], oracle.coef_, atol=1e-3)
+
+
+def test_uint64_classes_beyond_int64(tmp_path):
+    names = [2**63, 2**63 + 1, 2**64 - 1]
+    frame = sku_table(names).astype({"sku": "uint64"})
+    frame.to_parquet(tmp_path / "x.parquet", index=False)
+    result = dovetail_json("fit", "logistic", "--data", "x.parquet", "--target", "sku", "--out", "run", folder=tmp_path)
+    assert result["classes"] == names
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.7e9])
+def test_mixtures_and_components_do_not_see_an_offset(tmp_path, offset):
+    decomposition = pytest.importorskip("sklearn.decomposition")
+    random = np.random.default_rng(3)
+    x = random.normal(0, 1, (400, 2)) * [3, 1]
+    x[200:] += [40, 0]
+    np.save(tmp_path / "x.npy", x + np.array([offset, 0]))
+    result = dovetail_json("fit", "gmm", "--data", "x.npy", "--k", 2, "--out", "gmm", folder=tmp_path)
+    assert sorted(result["counts"]) == [200, 200]
+    means = pd.read_csv(tmp_path / "gmm/means.csv").sort_values("c0").to_numpy()
+    np.testing.assert_allclose(means - [offset, 0], [x[:200].mean(0), x[200:].mean(0)], atol=1e-4)
+    found = dovetail_json("fit", "pca", "--data", "x.npy", "--components", 2, "--out", "pca", folder=tmp_path)
+    oracle = decomposition.PCA(2).fit(x)
+    np.testing.assert_allclose(found["shares"], oracle.explained_variance_ratio_, rtol=1e-5)
+    mean = pd.read_csv(tmp_path / "pca/mean.csv").to_numpy()[0]
+    np.testing.assert_allclose(mean - [offset, 0], oracle.mean_, atol=1e-5)
+
+
+ROWS = """[run]
+name = "clicks"
+[recommender]
+model = "dlrm"
+dim = 4
+bottom = [8]
+deep = [8]
+[rows]
+files = {files}
+label = "label"
+{more}
+[[rows.dense]]
+columns = ["price"]
+[[rows.sparse]]
+columns = ["user"]
+num_rows = 32
+[train]
+steps = 2
+batch = 8
+"""
+
+
+def clicks(users=None, n=64):
+    return pd.DataFrame(
+        {"label": [i % 2 for i in range(n)], "user": users if users is not None else [f"u{i % 7}" for i in range(n)],
+         "price": [float(i) for i in range(n)]}
+    )  # fmt: skip
+
+
+def losses(folder, *files, more=""):
+    (folder / "run.toml").write_text(ROWS.format(files=json.dumps(list(files)), more=more))
+    out = "run-" + "-".join(files)
+    dovetail("train", "run.toml", "--set", f"run.folder={out}", folder=folder)
+    lines = [json.loads(line) for line in next((folder / out).glob("metrics.jsonl")).read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def test_rows_are_read_alike_in_any_dress(tmp_path):
+    frame = clicks()
+    text = frame.to_csv(index=False)
+    (tmp_path / "plain.csv").write_text(text)
+    expected = losses(tmp_path, "plain.csv")
+    (tmp_path / "blank.csv").write_text("\n" + text.replace("\n3,", "\n\n3,") + "\n\n")
+    (tmp_path / "PACKED.CSV.GZ").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "packed.csv.zst").write_bytes(zstd(text.encode()))
+    (tmp_path / "wide.csv").write_bytes(text.encode("utf-16"))
+    for name in ("blank.csv", "PACKED.CSV.GZ", "packed.csv.zst", "wide.csv"):
+        assert losses(tmp_path, name) == expected, name
+    frame.to_csv(tmp_path / "comma.csv", index=False, sep=";", decimal=",")
+    assert losses(tmp_path, "comma.csv", more='delimiter = ";"\ndecimal = ","') == expected
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    kinds = {"view": pa.string_view(), "large": pa.large_string(), "words": pa.dictionary(pa.int8(), pa.string())}
+    for name, kind in kinds.items():
+        pq.write_table(
+            table.set_column(1, "user", table["user"].combine_chunks().cast(kind)), tmp_path / f"{name}.parquet"
+        )
+        assert losses(tmp_path, f"{name}.parquet") == expected, name
+    pq.write_table(table.select(["price", "user", "label"]), tmp_path / "order.PARQUET")
+    assert losses(tmp_path, "order.PARQUET") == expected
+
+
+def test_large_dense_numbers_warn_unless_they_are_centred(tmp_path):
+    frame = clicks()
+    frame["price"] += 1.7e9
+    frame.to_parquet(tmp_path / "x.parquet", index=False)
+    (tmp_path / "run.toml").write_text(ROWS.format(files='["x.parquet"]', more=""))
+    assert "float32 rounds" in dovetail("train", "run.toml", "--set", "run.folder=a", folder=tmp_path).stderr
+    (tmp_path / "run.toml").write_text(
+        ROWS.format(files='["x.parquet"]', more="").replace('["price"]', '["price"]\ntransform = "standard"')
+    )
+    assert "float32 rounds" not in dovetail("train", "run.toml", "--set", "run.folder=b", folder=tmp_path).stderr
+
+
+def test_ids_of_uint64_are_those_of_their_text(tmp_path):
+    ids = np.array([2**63 + 12345 * (i % 7) for i in range(64)], np.uint64)
+    clicks(ids).to_parquet(tmp_path / "x.parquet", index=False)
+    clicks(ids).to_csv(tmp_path / "x.csv", index=False)
+    clicks((ids - 2**63).astype(np.uint64)).to_parquet(tmp_path / "small.parquet", index=False)
+    clicks((ids - 2**63).astype(np.int64)).to_parquet(tmp_path / "signed.parquet", index=False)
+    assert losses(tmp_path, "x.parquet") == losses(tmp_path, "x.csv")
+    assert losses(tmp_path, "small.parquet") == losses(tmp_path, "signed.parquet")
+
+
+def test_a_shard_without_any_user_and_two_columns_of_one_name(tmp_path):
+    table = pa.Table.from_pandas(clicks(), preserve_index=False)
+    pq.write_table(table, tmp_path / "a.parquet")
+    pq.write_table(table.set_column(1, "user", pa.nulls(64)), tmp_path / "b.parquet")
+    assert len(losses(tmp_path, "a.parquet", "b.parquet")) > 0
+    twice = pa.table(
+        [table["label"], table["user"], table["price"], table["user"]], names=["label", "user", "price", "user"]
+    )
+    pq.write_table(twice, tmp_path / "twice.parquet")
+    (tmp_path / "run.toml").write_text(ROWS.format(files='["twice.parquet"]', more=""))
+    assert "two columns `user`" in refusal(tmp_path, "train", "run.toml")
+    other = pa.table([table["label"], table["user"], table["price"], table["user"], table["user"]],
+                     names=["label", "user", "price", "b", "b"])  # fmt: skip
+    pq.write_table(other, tmp_path / "unused.parquet")
+    assert losses(tmp_path, "unused.parquet") == losses(tmp_path, "a.parquet")
