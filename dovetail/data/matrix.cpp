@@ -104,6 +104,23 @@ void join_target(const std::vector<MatrixPart>& parts, int64_t rows, TargetKind 
     for (const double index : parts[i].target) *to++ = index_of[i][static_cast<size_t>(index)];
 }
 
+/// Adds a warning for a column where float64 makes more than 1 % of the neighbouring integers equal that were not.
+void warn_of_wide_integers(const MatrixParts& from, Matrix& matrix) {
+  for (size_t c = 0; c < from.read.size(); ++c) {
+    WideIntegers all;
+    for (const MatrixPart& part : from.parts) {
+      if (part.wide.empty()) continue;
+      all.differ += part.wide[c].differ;
+      all.merged += part.wide[c].merged;
+    }
+    if (100 * all.merged > all.differ)
+      matrix.warnings.push_back(fmt::format(
+          "column `{}`: integers beyond 2^53 are rounded to float64, which makes {} of {} differing neighbours equal; "
+          "subtract a constant from it before it is written",
+          printable(from.read[c]), all.merged, all.differ));
+  }
+}
+
 Matrix join(MatrixParts from, const MatrixOptions& options, const std::filesystem::path& path) {
   Matrix matrix;
   matrix.columns = std::move(from.columns);
@@ -121,6 +138,7 @@ Matrix join(MatrixParts from, const MatrixOptions& options, const std::filesyste
   if (rows == 0)
     throw UserError(seen == 0 ? "there are no rows" : fmt::format("all {} rows have a bad value", seen),
                     seen == 0 ? "" : "leave out the columns that are no numbers: --drop-columns", path.string());
+  warn_of_wide_integers(from, matrix);
   if (!options.target.empty()) join_target(from.parts, rows, options.target_kind, matrix);
   round_values(from.parts, rows, matrix);
   return matrix;

@@ -13,6 +13,12 @@
 
 namespace dovetail {
 
+/// Integers beyond 2^53 that follow one another in a column: pairs that differ, and those that float64 makes equal.
+struct WideIntegers {
+  int64_t differ = 0, merged = 0;
+  long double last = 0;  ///< holds any integer of 64 bits; 0: none yet
+};
+
 /// Rows that lay together in a file, as numbers.
 struct MatrixPart {
   std::vector<double> values;  ///< rows that were kept, one after another, without the target
@@ -22,6 +28,7 @@ struct MatrixPart {
   int64_t rows = 0;               ///< seen
   int64_t num_bad = 0;
   std::vector<std::string> first_bad;
+  std::vector<WideIntegers> wide;  ///< one for each column that is read; empty: no such integers
 };
 
 /// The columns of a file, and those that are read.
@@ -43,12 +50,15 @@ struct MatrixColumns {
 struct MatrixParts {
   std::vector<std::string> columns;
   std::string target;
+  std::vector<std::string> read;  ///< names of the columns that are read, the target among them
   std::vector<MatrixPart> parts;
   std::vector<std::string> notes = {};
 
   explicit MatrixParts(const MatrixColumns& from)
       : columns(from.features()),
-        target(from.target == MatrixColumns::kNone ? "" : from.names[from.read[from.target]]) {}
+        target(from.target == MatrixColumns::kNone ? "" : from.names[from.read[from.target]]) {
+    for (const size_t column : from.read) read.push_back(from.names[column]);
+  }
 };
 
 /// Takes the rows of a part, in their order; one a thread.
@@ -75,6 +85,7 @@ class RowTaker {
  private:
   bool is_target() const { return column_ == columns_.target; }
   void add_class(std::string name);
+  void note_wide(long double integer);
   int64_t shown_number() const { return line_of ? line_of(number_) : number_; }
 
   const std::filesystem::path& path_;

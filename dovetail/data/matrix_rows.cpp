@@ -12,12 +12,13 @@ namespace dovetail {
 namespace {
 
 constexpr size_t kBadPlaces = 5;
+constexpr double kExactIntegers = 9007199254740992;  // 2^53
 constexpr double kLargestFloat = std::numeric_limits<float>::max();
 
 /// One text for each number, whatever its type: "1" for 1 and 1.0.
 std::string class_of_number(double value) {
-  constexpr double kExact = 9007199254740992;  // 2^53
-  if (std::trunc(value) == value && std::abs(value) <= kExact) return std::to_string(static_cast<int64_t>(value));
+  if (std::trunc(value) == value && std::abs(value) <= kExactIntegers)
+    return std::to_string(static_cast<int64_t>(value));
   return fmt::format("{}", value);
 }
 
@@ -64,7 +65,9 @@ void RowTaker::add(double value) {
 
 void RowTaker::add_integer(int64_t value) {
   if (is_target() && options_.target_kind == TargetKind::kClass) return add_class(std::to_string(value));
-  add(static_cast<double>(value));
+  const auto rounded = static_cast<double>(value);
+  if (std::abs(rounded) >= kExactIntegers) note_wide(static_cast<long double>(value));
+  add(rounded);
 }
 
 void RowTaker::add_text(std::string_view text) {
@@ -73,10 +76,28 @@ void RowTaker::add_text(std::string_view text) {
   if (is_target() && options_.target_kind == TargetKind::kClass)
     return add_class(class_of_text(word, options_.decimal));
   double value = 0;
-  if (is_number(word, options_.decimal, value)) return add(value);
+  if (is_number(word, options_.decimal, value)) {
+    int64_t integer = 0;
+    uint64_t large = 0;
+    if (std::abs(value) >= kExactIntegers) {
+      if (parse_number(word, integer)) return add_integer(integer);
+      if (parse_number(word, large)) note_wide(static_cast<long double>(large));
+    }
+    return add(value);
+  }
   std::string reason = shown(text) + " is not a number";
   if (options_.decimal == '.' && is_number(word, ',', value)) reason += "; for a decimal comma give --decimal ,";
   add_bad(reason);
+}
+
+void RowTaker::note_wide(long double integer) {
+  if (part_.wide.empty()) part_.wide.resize(columns_.read.size());
+  WideIntegers& wide = part_.wide[column_];
+  if (wide.last != 0 && wide.last != integer) {
+    ++wide.differ;
+    wide.merged += static_cast<double>(wide.last) == static_cast<double>(integer);
+  }
+  wide.last = integer;
 }
 
 void RowTaker::add_class(std::string name) {

@@ -241,6 +241,29 @@ def test_numbers_outside_of_float32_are_refused_or_said(tmp_path):
     assert "float32 rounds" in dovetail("kmeans", "--data", "small.npy", "--k", 2, "--out", "r", folder=tmp_path).stderr
 
 
+@pytest.mark.parametrize("kind", ["npy", "csv", "parquet"])
+@pytest.mark.parametrize("base", [2**60, 2**63 + 2**12])
+def test_integers_that_float64_cannot_hold_are_said(tmp_path, kind, base):
+    t = np.array([base + i for i in (0, 1, 2, 3, 40, 41, 42, 43)], dtype=np.uint64 if base >= 2**63 else np.int64)
+    assert len(np.unique(t.astype(np.float64))) < len(t)
+    frame, name = pd.DataFrame({"t": t, "y": np.arange(8.0)}), f"t.{kind}"
+    if kind == "npy":
+        np.save(tmp_path / name, t)
+    else:
+        getattr(frame, {"csv": "to_csv", "parquet": "to_parquet"}[kind])(tmp_path / name, index=False)
+        fit = dovetail("fit", "linear", "--data", name, "--target", "t", "--out", "fit", folder=tmp_path)
+        assert "`t`: integers beyond 2^53 are rounded to float64" in fit.stderr
+    assert "7 of 7" in dovetail("kmeans", "--data", name, "--k", 1, "--out", "run", folder=tmp_path).stderr
+
+
+@pytest.mark.parametrize("step", [1 << 20, 1 << 40])
+def test_integers_whose_rounding_changes_nothing_are_not(tmp_path, step):
+    np.save(tmp_path / "t.npy", np.int64(2**60) + np.array([0, 1, 2, 3, 40, 41, 42, 43]) * step + 1)
+    result = dovetail("kmeans", "--data", "t.npy", "--k", 2, "--out", "run", folder=tmp_path)
+    assert "rounded" not in result.stderr
+    assert len(set(pd.read_csv(tmp_path / "run/labels.csv").label[:4])) == 1
+
+
 def test_a_linear_target_with_a_large_offset(tmp_path):
     x = np.arange(12.0)
     pd.DataFrame({"x": x.astype(int), "y": 1_000_000_000 + 2 * x.astype(int)}).to_csv(tmp_path / "x.csv", index=False)
