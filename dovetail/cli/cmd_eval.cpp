@@ -113,6 +113,7 @@ class EvalCommand : public Command {
                       "prepare the text again with the run's tokenizer: --tokenizer FILE");
     }
     const auto group = world_from_environment();
+    if (group->rank() == 0) warn_of_later_tokens(loaded.config.model);
     const auto validation = validate(*loaded.model, store, *group,
                                      {.context = loaded.config.model.context, .batch = 8, .max_tokens = max_tokens_});
     if (!validation) throw UserError(fmt::format("{} has no validation tokens", store.folder().string()));

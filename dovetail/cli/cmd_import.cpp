@@ -3,6 +3,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/base/log.h"
 #include "dovetail/cli/command.h"
 #include "dovetail/cli/output.h"
 #include "dovetail/io/checkpoint.h"
@@ -39,6 +40,13 @@ class ImportCommand : public Command {
     }
     const auto [tokenizer, tokenizer_file] = find_tokenizer();
     const auto model = import_huggingface(folder_);
+    if (tokenizer->vocab_size() > model->config().vocab_size)
+      throw UserError(
+          fmt::format("{} has {} tokens, but the model's embedding has {} rows", tokenizer_file.string(),
+                      tokenizer->vocab_size(), model->config().vocab_size),
+          fmt::format("take the tokenizer that the model was trained with, or give the new tokens rows with "
+                      "transformers: model.resize_token_embeddings({}), model.save_pretrained(...)",
+                      tokenizer->vocab_size()));
     RunConfig config;
     parse_config([&](Section& s) { config.describe(s); }, "", "defaults", overrides_);
     config.run.name = (fs::absolute(out) / "").parent_path().filename().string();
@@ -64,7 +72,11 @@ class ImportCommand : public Command {
   std::pair<std::unique_ptr<Tokenizer>, fs::path> find_tokenizer() const {
     for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
       const fs::path path = fs::path(folder_) / name;
-      if (fs::exists(path)) return {load_tokenizer(path), path};
+      if (!fs::exists(path)) continue;
+      const fs::path added = fs::path(folder_) / "added_tokens.json";
+      if (path.extension() == ".model" && fs::exists(added))
+        log_warning("{} is not read: its tokens are not in {}; a tokenizer.json has both", added.string(), name);
+      return {load_tokenizer(path), path};
     }
     if (!fs::is_directory(folder_))
       throw UserError(fmt::format("{} is not a folder", folder_), "give a Hugging Face model's folder");

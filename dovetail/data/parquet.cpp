@@ -7,7 +7,8 @@ namespace {
 
 void* entry(const char* name) {
   return open_module(module_path(kParquetModule), name,
-                     "reading Parquet needs the Arrow libraries of pyarrow: pip install 'pyarrow==26.*' beside torch, "
+                     "reading Parquet and compressed files needs the Arrow libraries of pyarrow: pip install "
+                     "'pyarrow==26.*' beside torch, "
                      "or convert the data to text (.jsonl, .tsv)");
 }
 
@@ -26,6 +27,13 @@ std::unique_ptr<ParquetColumns> open_parquet_columns(const std::filesystem::path
   std::unique_ptr<ParquetColumns> reader;
   open(path.c_str(), reader);
   return reader;
+}
+
+std::unique_ptr<ByteStream> open_unpacked(const std::filesystem::path& path, const std::string& codec) {
+  static const auto open = reinterpret_cast<OpenUnpacked>(entry(kUnpackedEntry));
+  std::unique_ptr<ByteStream> stream;
+  open(path.c_str(), codec.c_str(), stream);
+  return stream;
 }
 
 }  // namespace dovetail

@@ -15,4 +15,8 @@ std::unique_ptr<ParquetText> open_parquet(const std::filesystem::path& path, con
 /// The columns of a Parquet file. Throws as open_parquet does.
 std::unique_ptr<ParquetColumns> open_parquet_columns(const std::filesystem::path& path);
 
+/// The unpacked bytes of a file, by a codec of Arrow: "gzip", "zstd" or "bz2". Reading throws UserError for damage and
+/// for a stream that ends early.
+std::unique_ptr<ByteStream> open_unpacked(const std::filesystem::path& path, const std::string& codec);
+
 }  // namespace dovetail

@@ -47,6 +47,15 @@ constexpr DtypeName kDtypes[] = {
     {at::kBool, "BOOL"},
 };
 
+/// The format's other types, none of which our tensors have.
+constexpr std::string_view kOtherDtypes[] = {"F4",  "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
+                                             "U16", "U32",     "U64",     "C64",     "C128"};
+
+/// A sound file that holds a type of kOtherDtypes.
+class UnsupportedDtype : public UserError {
+  using UserError::UserError;
+};
+
 std::string supported_dtypes() {
   std::vector<std::string_view> names;
   for (const auto& d : kDtypes) names.push_back(d.name);
@@ -135,9 +144,12 @@ at::ScalarType dtype_named(const nlohmann::json& value) {
   user_check(value.is_string(), "dtype is not a string");
   const auto* found =
       std::ranges::find(kDtypes, std::string_view(value.get_ref<const std::string&>()), &DtypeName::name);
-  user_check(found != std::end(kDtypes), "dtype '{}' is not one of {}", value.get_ref<const std::string&>(),
-             supported_dtypes());
-  return found->dtype;
+  if (found != std::end(kDtypes)) return found->dtype;
+  const auto& name = value.get_ref<const std::string&>();
+  if (std::ranges::find(kOtherDtypes, name) != std::end(kOtherDtypes))
+    throw UnsupportedDtype(
+        fmt::format("has dtype {}, which is not supported (supported are {})", name, supported_dtypes()));
+  throw UserError(fmt::format("dtype '{}' is not a type of the format; supported are {}", name, supported_dtypes()));
 }
 
 std::vector<int64_t> shape_in(const nlohmann::json& value) {
@@ -266,6 +278,9 @@ void SafetensorsFile::parse(std::string_view bytes) {
       user_check(end - begin == size, "has {} bytes, but its dtype and shape need {}", end - begin, size);
       entries_.emplace(key, std::move(entry));
     }
+  } catch (const UnsupportedDtype& error) {
+    throw UserError(fmt::format("{}: tensor '{}' {}", name_, tensor, error.what()),
+                    "convert this tensor with the safetensors package of Python, or leave it out of the file");
   } catch (const UserError& error) {
     refuse(tensor.empty() ? error.what() : fmt::format("'{}' {}", tensor, error.what()));
   }

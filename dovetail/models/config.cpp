@@ -145,8 +145,9 @@ void resolve_vocab(ModelConfig& c, int64_t tokenizer_vocab) {
   }
   user_check(
       c.vocab_size >= tokenizer_vocab,
-      "model.vocab_size = {} is less than the tokenizer's {} tokens; use 0 to take the tokenizer's, rounded up to a "
-      "multiple of {}",
+      "model.vocab_size = {} is less than the tokenizer's {} tokens; for a new model use 0 to take the tokenizer's, "
+      "rounded up to a multiple of {}; a model with weights keeps its size and needs the tokenizer that it was "
+      "trained with",
       c.vocab_size, tokenizer_vocab, kVocabMultiple);
 }
 

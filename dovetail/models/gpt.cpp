@@ -116,8 +116,10 @@ BlockOutput GPT::run_blocks(const at::Tensor& tokens, KvCache* cache, const moe:
   }
   moe::Pass of_tokens = pass;
   of_tokens.tokens = tokens;
+  of_tokens.first_position = begin;
   at::Tensor router_loss;
   if (cache != nullptr) {
+    moe::check_decodes(state_->config.moe);
     state_->prepare(*cache, x_btc);
     for (size_t i = 0; i < state_->blocks.size(); ++i) {
       CacheSlot slot{cache->keys[i], cache->values[i], begin};
@@ -154,7 +156,9 @@ LossSum GPT::loss(const at::Tensor& tokens, const moe::Pass& pass) {
   const auto targets = tokens.narrow(1, 1, length);
   const auto padding = tokens == kPaddingToken;
   const auto inputs = tokens.narrow(1, 0, length).masked_fill(padding.narrow(1, 0, length), 0);
-  const auto [x_btc, router_loss] = run_blocks(inputs, nullptr, pass);
+  moe::Pass of_loss = pass;
+  of_loss.measuring = !pass.training;
+  const auto [x_btc, router_loss] = run_blocks(inputs, nullptr, of_loss);
   const LayerScope part("head");
   const auto sum = dovetail::linear_cross_entropy(x_btc.reshape({-1, state_->config.width}), state_->head_weight(),
                                                   targets.reshape({-1}).to(x_btc.device()));

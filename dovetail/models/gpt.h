@@ -33,6 +33,9 @@ struct KvCache {
 /// and .experts.<e>.up, .down and .shared.up, .down in their place, norm, head.weight (V, C; untied only), each .weight
 /// and, where the config has biases, .bias.
 ///
+/// With a cache as without: the experts of a token never depend on later ones. Routers that break this throw UserError
+/// where there is a cache (moe::check_decodes).
+///
 /// Token ids may stand on the CPU whatever the model's device; they are moved. Shapes that do not fit, sequences longer
 /// than the context and unknown ids (checked where the tokens are on the CPU) throw UserError.
 class GPT : public torch::nn::Module {

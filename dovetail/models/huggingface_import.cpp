@@ -1,7 +1,9 @@
+#include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/types.h>
 
+#include <array>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -11,79 +13,30 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
-#include "dovetail/io/safetensors.h"
+#include "dovetail/base/log.h"
 #include "dovetail/models/huggingface.h"
+#include "dovetail/models/huggingface_folder.h"
 #include "dovetail/models/huggingface_layout.h"
 
 namespace dovetail {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
 
-Json read_json(const fs::path& path) {
-  auto json = Json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
-  user_check(!json.is_discarded(), "{} is not valid JSON", path.string());
-  return json;
-}
-
-/// The tensors of a folder, in one file or in shards that an index names.
-class TensorFolder {
- public:
-  explicit TensorFolder(const fs::path& folder) : folder_(folder) {
-    const auto index_path = folder / "model.safetensors.index.json";
-    if (!fs::exists(index_path)) {
-      for (const auto& name : open("model.safetensors").names()) file_of_[name] = "model.safetensors";
-    } else {
-      read_index(index_path);
-    }
-    for (const auto& [name, file] : file_of_) unread_.insert(name);
-  }
-
-  bool contains(const std::string& name) const { return file_of_.count(name) > 0; }
-
-  at::Tensor read(const std::string& name) {
-    user_check(contains(name), "{}: tensor {} is missing", folder_.string(), name);
-    unread_.erase(name);
-    return open(file_of_[name]).read(name);
-  }
-
-  const std::set<std::string>& unread() const { return unread_; }
-
- private:
-  void read_index(const fs::path& path) {
-    const auto index = read_json(path);
-    user_check(index.is_object() && index.contains("weight_map") && index["weight_map"].is_object(),
-               "{}: weight_map is missing", path.string());
-    for (const auto& [name, file] : index["weight_map"].items()) {
-      user_check(file.is_string() && fs::path(file.get<std::string>()).filename() == file.get<std::string>(),
-                 "{}: weight_map.{} = {} is not the name of a file in this folder", path.string(), name, file.dump());
-      file_of_[name] = file.get<std::string>();
-    }
-  }
-
-  const SafetensorsFile& open(const std::string& file_name) {
-    auto& file = files_[file_name];
-    if (!file) file = std::make_unique<SafetensorsFile>(folder_ / file_name);
-    return *file;
-  }
-
-  fs::path folder_;
-  std::map<std::string, std::unique_ptr<SafetensorsFile>> files_;
-  std::map<std::string, std::string> file_of_;
-  std::set<std::string> unread_;
-};
+constexpr const char* kHead = "lm_head.weight";
 
 /// Files saved from the bare transformer, such as GPT-2's own, leave out "transformer." or "model.".
 std::string name_in(const TensorFolder& source, const std::string& name) {
-  const auto bare = name.substr(name.find('.') + 1);
-  return !source.contains(name) && source.contains(bare) ? bare : name;
+  for (const std::string_view prefix : {"transformer.", "model."})
+    if (name.starts_with(prefix) && !source.contains(name) && source.contains(name.substr(prefix.size())))
+      return name.substr(prefix.size());
+  return name;
 }
 
 void import_parameter(at::Tensor& parameter, const TensorLayout& layout, TensorFolder& source) {
   std::vector<at::Tensor> parts;
   for (const auto& part : layout.parts) {
-    auto tensor = source.read(name_in(source, part.name));
+    auto tensor = source.read_weight(name_in(source, part.name));
     auto shape = parameter.sizes().vec();
     shape[0] = part.rows;
     if (layout.transposed) std::swap(shape[0], shape[1]);
@@ -94,28 +47,92 @@ void import_parameter(at::Tensor& parameter, const TensorLayout& layout, TensorF
   parameter.copy_(parts.size() == 1 ? parts[0] : at::cat(parts));
 }
 
-/// Constants that older versions stored with the weights, and the second name of a tied matrix.
-bool is_redundant(std::string_view name, const ModelConfig& config) {
-  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
-         name.ends_with(".rotary_emb.inv_freq") || (config.tied && name == "lm_head.weight");
+/// Compares what a tied config says with the two matrices in the file, as transformers does: an own head unties, and a
+/// head without an embedding is the embedding.
+void resolve_head(HuggingfaceModel& described, TensorFolder& source) {
+  if (!described.config.tied || !source.contains(kHead)) return;
+  const auto embedding =
+      name_in(source, described.architecture == HuggingfaceArchitecture::kGpt2 ? "transformer.wte.weight"
+                                                                               : "model.embed_tokens.weight");
+  if (!source.contains(embedding)) return source.rename(kHead, embedding);
+  if (at::equal(source.read_weight(embedding), source.read_weight(kHead))) return;
+  described.config.tied = false;
+  log_warning(
+      "{}: config.json ties the head to the embedding, but {} and {} differ; the model is imported with both "
+      "(model.tied = false), as transformers loads it",
+      source.path().string(), kHead, embedding);
+}
+
+/// Recognizes constants that older versions of transformers stored: the causal mask and its value, rotary frequencies.
+/// Returns false for any other tensor, and for one with another content.
+bool is_stored_constant(const std::string& name, const at::Tensor& tensor, const HuggingfaceModel& model) {
+  const ModelConfig& c = model.config;
+  const auto of_a_block = [&](std::string_view prefix, std::string_view suffix) {
+    for (int64_t i = 0; i < c.layers; ++i)
+      for (const std::string_view base : {"transformer.", "model.", ""})
+        if (name == fmt::format("{}{}.{}.{}", base, prefix, i, suffix)) return true;
+    return false;
+  };
+  if (model.architecture == HuggingfaceArchitecture::kGpt2) {
+    if (of_a_block("h", "attn.masked_bias")) return tensor.numel() == 1 && tensor.item<double>() <= -1e4;
+    if (!of_a_block("h", "attn.bias") || tensor.dim() != 4 || tensor.size(2) != tensor.size(3)) return false;
+    const auto mask = at::ones({1, 1, tensor.size(2), tensor.size(3)}).tril();
+    return at::equal(tensor.to(at::kFloat), mask);
+  }
+  if (!of_a_block("layers", "self_attn.rotary_emb.inv_freq") && name != "model.rotary_emb.inv_freq") return false;
+  const auto exponents = at::arange(0, c.head_dim, 2, at::kDouble) / static_cast<double>(c.head_dim);
+  const auto frequencies = at::pow(c.rotary_theta, -exponents);
+  const double tolerance = c10::elementSize(tensor.scalar_type()) < 4 ? 1e-2 : 1e-4;
+  return tensor.sizes() == frequencies.sizes() && at::allclose(tensor.to(at::kDouble), frequencies, tolerance, 1e-7);
+}
+
+/// Advice for a tensor that the model has no place for.
+std::string advice_about(std::string_view name) {
+  const auto has = [&](std::string_view part) { return name.find(part) != std::string_view::npos; };
+  if (has("lora_"))
+    return "it belongs to an adapter: merge it with peft's merge_and_unload() and save the result with "
+           "save_pretrained(...)";
+  for (const auto* part : {"scale", "zero_point", "qweight", "qzeros", "g_idx", "absmax", "quant", "SCB"})
+    if (has(part)) return "the weights are quantized: dequantize them with transformers and save them as bfloat16";
+  if (has("inv_freq") || has("masked_bias") || name.ends_with(".attn.bias"))
+    return "its content is not the constant that follows from config.json: mend rope_theta or the sizes there, or "
+           "leave the tensor out";
+  if (has("_norm.") || has("layernorm.")) return "config.json describes a model without this norm";
+  if (name.ends_with(".bias")) return "import takes models whose biases are those of config.json's model_type";
+  return "if config.json is right, save the model without this tensor: transformers' from_pretrained(...) and "
+         "save_pretrained(...)";
+}
+
+void check_rest(const HuggingfaceModel& described, TensorFolder& source) {
+  std::vector<std::string> rest;
+  for (const auto& name : std::set(source.unread()))
+    if (!is_stored_constant(name, source.read(name), described)) rest.push_back(name);
+  if (rest.empty()) return;
+  const auto more = rest.size() == 1 ? std::string() : fmt::format(" (and {} more tensors)", rest.size() - 1);
+  throw UserError(fmt::format("{}: tensor {}{} is not part of the model that config.json describes",
+                              source.path().string(), rest[0], more),
+                  advice_about(rest[0]));
 }
 
 }  // namespace
 
 std::shared_ptr<GPT> import_huggingface(const fs::path& folder) {
   const torch::NoGradGuard no_grad;
+  if (fs::exists(folder / "adapter_config.json"))
+    throw UserError(
+        fmt::format("{} holds an adapter (adapter_config.json), which import does not apply", folder.string()),
+        "merge it with peft's merge_and_unload() and save the result with save_pretrained(...)");
   const auto config_path = folder / "config.json";
-  const auto described = from_huggingface_config(read_json(config_path), config_path.string());
+  auto described = from_huggingface_config(read_json_file(config_path), config_path.string());
   TensorFolder source(folder);
+  resolve_head(described, source);
   auto model = std::make_shared<GPT>(described.config);
   auto parameters = model->named_parameters();
   for (const auto& layout : huggingface_tensors(described.architecture, described.config)) {
     import_parameter(parameters[layout.ours], layout, source);
   }
-  for (const auto& name : source.unread()) {
-    user_check(is_redundant(name, described.config),
-               "{}: tensor {} is not part of the model that config.json describes", folder.string(), name);
-  }
+  check_rest(described, source);
+  source.warn_of_rounding();
   return model;
 }
 

@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "dovetail/base/error.h"
 #include "dovetail/models/gpt.h"
@@ -40,7 +42,6 @@ std::string mixtral_obstacle(const ModelConfig& c) {
     return fmt::format("model.moe.normalize = \"{}\" with k = {} (its weights add to 1)", m.normalize, m.k);
   if (m.scale != 1) return fmt::format("model.moe.scale = {} (it has 1)", m.scale);
   if (m.num_groups != 1) return fmt::format("model.moe.num_groups = {} (it has 1)", m.num_groups);
-  if (m.drop != "none") return "model.moe.drop = \"" + m.drop + "\" (it has none)";
   if (m.shared_experts > 0) return fmt::format("model.moe.shared_experts = {} (it has none)", m.shared_experts);
   if (m.every != 1) return fmt::format("model.moe.every = {} (it has 1)", m.every);
   if (m.bias_update_rate > 0) return fmt::format("model.moe.bias_update_rate = {} (it has none)", m.bias_update_rate);
@@ -54,7 +55,6 @@ std::string gpt2_obstacle(const ModelConfig& c) {
   if (c.positions != "learned") return "model.positions = \"" + c.positions + "\" (it has learned)";
   if (!c.bias) return "model.bias = false (it has true)";
   if (c.moe.experts > 0) return fmt::format("model.moe.experts = {} (it has none)", c.moe.experts);
-  if (!c.tied) return "model.tied = false (it has true)";
   if (c.kv_heads != c.heads) return fmt::format("model.kv_heads = {} (it has as many as heads)", c.kv_heads);
   if (c.heads * c.head_dim != c.width) return fmt::format("model.head_dim = {} (it has width / heads)", c.head_dim);
   return {};
@@ -112,6 +112,7 @@ std::vector<TensorLayout> gpt2_tensors(const ModelConfig& c) {
     add(ours + "ffn.down", theirs + "mlp.c_proj", c.width, true);
   }
   add("norm", "transformer.ln_f", c.width, false);
+  if (!c.tied) tensors.push_back({"head.weight", {{"lm_head.weight", c.vocab_size}}});
   return tensors;
 }
 
@@ -145,15 +146,22 @@ class ConfigReader {
     return has(key) ? get<T>(key) : absent;
   }
 
-  /// Refuses a feature that we do not have, unless it is switched to `supported`.
+  /// Refuses a feature that we do not have, unless it is switched to a `supported` value.
   template <class T>
-  void require(const std::string& key, const T& supported) const {
+  void require(const std::string& key, std::initializer_list<T> supported) const {
     if (!has(key)) return;
-    user_check(get<T>(key) == supported, "{}{} = {} is not supported, only {}", prefix_, key, json_[key].dump(),
-               Json(supported).dump());
+    const Json values = std::vector<T>(supported);
+    user_check(std::ranges::find(supported, get<T>(key)) != supported.end(), "{}{} = {} is not supported, only {}",
+               prefix_, key, json_[key].dump(), values.size() == 1 ? values[0].dump() : values.dump());
+  }
+
+  void refuse(const std::string& key, const std::string& help = {}) const {
+    if (has(key))
+      throw UserError(fmt::format("{}{} = {} is not supported, only null", prefix_, key, json_[key].dump()), help);
   }
 
   ConfigReader section(const std::string& key) const { return ConfigReader(json_[key], prefix_ + key + "."); }
+  const Json& json() const { return json_; }
 
  private:
   const Json& json_;
@@ -168,24 +176,52 @@ double router_aux_loss_coef_of(const ModelConfig& c) {
   return c.moe.load_loss * static_cast<double>(c.layers) / static_cast<double>(c.moe.k);
 }
 
-/// transformers 5 has rope_parameters; before it were rope_theta and rope_scaling.
-double read_rope_theta(const ConfigReader& reader, double absent = 10000.0) {
-  double theta = reader.get<double>("rope_theta", absent);
+/// transformers 5 has rope_parameters; before it were rope_theta and rope_scaling. The order is transformers' own:
+/// rope_scaling hides rope_parameters, and the theta of either hides rope_theta.
+double read_rope_theta(const ConfigReader& reader, double absent) {
+  const double theta = reader.get<double>("rope_theta", absent);
   for (const auto* key : {"rope_scaling", "rope_parameters"}) {
     if (!reader.has(key)) continue;
     const auto rope = reader.section(key);
-    rope.require<std::string>("rope_type", "default");
-    rope.require<std::string>("type", "default");
-    rope.require<double>("partial_rotary_factor", 1.0);
-    theta = rope.get<double>("rope_theta", theta);
+    if (rope.json().empty()) continue;
+    for (const auto* type : {"rope_type", "type"}) rope.require<std::string>(type, {"default"});
+    for (const auto* factor : {"factor", "attention_factor", "partial_rotary_factor"})
+      rope.require<double>(factor, {1.0});
+    for (const auto& [name, value] : rope.json().items())
+      if (value.is_structured()) rope.refuse(name);
+    return rope.get<double>("rope_theta", theta);
   }
   return theta;
 }
 
-ModelConfig read_llama(const ConfigReader& reader) {
-  reader.require<std::string>("hidden_act", "silu");
-  reader.require<bool>("attention_bias", false);
-  reader.require<bool>("mlp_bias", false);
+/// Keys of other programs' variants, which transformers' own classes of these names do not read.
+void refuse_variants(const ConfigReader& reader, int64_t context) {
+  reader.refuse("quantization_config", "dequantize the model with transformers and save it as bfloat16");
+  reader.refuse("transformers_weights", "save the model with save_pretrained(...)");
+  for (const auto* key : {"final_logit_softcapping", "attn_logit_softcapping", "logit_softcapping",
+                          "query_pre_attn_scalar", "attention_multiplier", "attention_chunk_size", "no_rope_layers"})
+    reader.refuse(key);
+  for (const auto* key : {"partial_rotary_factor", "rotary_pct", "embedding_multiplier", "residual_multiplier",
+                          "logits_scaling", "logit_scale", "rope_scaling_factor"})
+    reader.require<double>(key, {1.0});
+  for (const auto* key : {"use_qk_norm", "qk_norm", "qk_layernorm", "use_alibi", "alibi", "parallel_attn",
+                          "use_parallel_residual", "is_encoder_decoder"})
+    reader.require<bool>(key, {false});
+  reader.require<bool>("is_causal", {true});
+  if (reader.has("layer_types"))
+    for (const auto& type : reader.json()["layer_types"])
+      user_check(type == "full_attention", "layer_types has {}; only \"full_attention\" is supported", type.dump());
+  if (reader.has("sliding_window") && reader.get<bool>("use_sliding_window", true)) {
+    const auto window = reader.get<int64_t>("sliding_window");
+    user_check(window >= context, "sliding_window = {} is not supported, only null or at least the context of {}",
+               window, context);
+  }
+}
+
+ModelConfig read_llama(const ConfigReader& reader, double absent_theta = 10000.0) {
+  reader.require<std::string>("hidden_act", {"silu", "swish"});
+  reader.require<bool>("attention_bias", {false});
+  reader.require<bool>("mlp_bias", {false});
   ModelConfig c;
   c.layers = reader.get<int64_t>("num_hidden_layers");
   c.width = reader.get<int64_t>("hidden_size");
@@ -196,17 +232,17 @@ ModelConfig read_llama(const ConfigReader& reader) {
   c.context = reader.get<int64_t>("max_position_embeddings");
   c.vocab_size = reader.get<int64_t>("vocab_size");
   c.norm_eps = reader.get<double>("rms_norm_eps");
-  c.rotary_theta = read_rope_theta(reader);
+  c.rotary_theta = read_rope_theta(reader, absent_theta);
   c.tied = reader.get<bool>("tie_word_embeddings", false);
   c.init_std = reader.get<double>("initializer_range", c.init_std);
+  refuse_variants(reader, c.context);
   return c;
 }
 
 ModelConfig read_mixtral(const ConfigReader& reader) {
-  ModelConfig c = read_llama(reader);
-  user_check(!reader.has("sliding_window"), "sliding_window is not supported, only null");
-  reader.require<double>("router_jitter_noise", 0.0);
-  c.rotary_theta = read_rope_theta(reader, 1e6);
+  ModelConfig c = read_llama(reader, 1e6);
+  reader.require<double>("router_jitter_noise", {0.0});
+  if (!reader.json().contains("num_key_value_heads")) c.kv_heads = 8;
   c.moe.experts = reader.get<int64_t>("num_local_experts");
   c.moe.k = reader.get<int64_t>("num_experts_per_tok");
   user_check(c.moe.k > 1, "num_experts_per_tok = 1 is not supported: its weight would be 1 whatever the router says");
@@ -215,11 +251,11 @@ ModelConfig read_mixtral(const ConfigReader& reader) {
 }
 
 ModelConfig read_gpt2(const ConfigReader& reader) {
-  reader.require<std::string>("activation_function", "gelu_new");
-  reader.require<bool>("scale_attn_weights", true);
-  reader.require<bool>("scale_attn_by_inverse_layer_idx", false);
-  reader.require<bool>("add_cross_attention", false);
-  reader.require<bool>("tie_word_embeddings", true);
+  // Three spellings of one function.
+  reader.require<std::string>("activation_function", {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"});
+  reader.require<bool>("scale_attn_weights", {true});
+  reader.require<bool>("scale_attn_by_inverse_layer_idx", {false});
+  reader.require<bool>("add_cross_attention", {false});
   ModelConfig c;
   c.layers = reader.get<int64_t>("n_layer");
   c.width = reader.get<int64_t>("n_embd");
@@ -227,12 +263,19 @@ ModelConfig read_gpt2(const ConfigReader& reader) {
   c.ffn_width = reader.get<int64_t>("n_inner", 0);
   c.context = reader.get<int64_t>("n_positions");
   c.vocab_size = reader.get<int64_t>("vocab_size");
+  // Other names of these keys, which transformers prefers.
+  reader.require<int64_t>("num_hidden_layers", {c.layers});
+  reader.require<int64_t>("hidden_size", {c.width});
+  reader.require<int64_t>("num_attention_heads", {c.heads});
+  reader.require<int64_t>("max_position_embeddings", {c.context});
   c.norm = "layernorm";
   c.norm_eps = reader.get<double>("layer_norm_epsilon");
   c.activation = "gelu";
   c.positions = "learned";
   c.bias = true;
+  c.tied = reader.get<bool>("tie_word_embeddings", true);
   c.init_std = reader.get<double>("initializer_range", c.init_std);
+  refuse_variants(reader, c.context);
   return c;
 }
 
@@ -268,7 +311,7 @@ Json to_huggingface_config(HuggingfaceArchitecture architecture, const ModelConf
             {"vocab_size", c.vocab_size},
             {"layer_norm_epsilon", c.norm_eps},
             {"initializer_range", c.init_std},
-            {"tie_word_embeddings", true},
+            {"tie_word_embeddings", c.tied},
             {"attn_pdrop", 0.0},
             {"embd_pdrop", 0.0},
             {"resid_pdrop", 0.0},

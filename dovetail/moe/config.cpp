@@ -1,5 +1,7 @@
 #include "dovetail/moe/config.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <vector>
 
@@ -34,6 +36,7 @@ void check_router(Config& c) {
   }
   if (learns_balance(c)) {
     if (c.load_loss < 0) c.load_loss = 0.01;
+    if (c.load_loss > 0 && c.load_scope == defaults.load_scope) c.load_scope = "global_batch";
     user_check(c.load_loss > 0 || (c.load_scope == defaults.load_scope && c.load_count == defaults.load_count),
                "model.moe.load_scope and load_count do nothing with load_loss = 0; leave them out");
     user_check(c.smooth_load_loss == 0 || (c.num_groups == 1 && c.bias_update_rate == 0),
@@ -114,6 +117,11 @@ void Config::describe(Section& s) {
   s.value("capacity_factor", capacity_factor,
           "Slots of an expert, divided by its even share of the choices. tutel: 0 gives as many slots as needed, a "
           "negative factor limits them to its magnitude");
+  s.value(
+       "eval_capacity_factor", eval_capacity_factor,
+       "Capacity factor of validation losses, by the same capacity_rule. 0: no capacity. Decoding and multiple-choice "
+       "tasks never have a capacity")
+      .range(0, 1e6);
   s.value("pad_to_capacity", pad_to_capacity,
           "Pad each expert's rows with zeros to its capacity. Sizes are then known in advance, and ranks exchange only "
           "rows. false: keep the actual number of rows (dropless). Results are the same");
@@ -131,9 +139,11 @@ void Config::describe(Section& s) {
           "0.01 for these two routers, none for the others")
       .range(-1, 1e6);
   s.value("load_count", load_count, "Choices that the load-balancing loss counts").choices(strings(kLoadCountNames));
-  s.value("load_scope", load_scope,
-          "Tokens over which the loss balances the load. micro_batch: the micro-batch of each rank. sequence: each "
-          "sequence (DeepSeek-V3). global_batch: all ranks and the step's micro-batches so far (Qiu et al. 2025)")
+  s.value(
+       "load_scope", load_scope,
+       "Tokens over which the loss balances the load. micro_batch: the micro-batch of each rank. sequence: each "
+       "sequence (DeepSeek-V3). global_batch: all ranks and the step's micro-batches so far (Qiu et al. 2025). auto: "
+       "global_batch, or sequence if train.micro_batch divides a batch, so that ranks do not change the loss")
       .choices(strings(kLoadScopeNames));
   s.value("importance_loss", importance_loss,
           "Coefficient of the squared variation of the experts' summed weights (noisy_top_k)")
@@ -150,6 +160,7 @@ bool has_experts(const Config& config, int64_t index) {
 
 Config resolve(const Config& config, int64_t width) {
   Config c = config;
+  forget_unread_scope(c);
   if (c.experts == 0) {
     user_check(c == Config{},
                "model.moe describes experts, but model.moe.experts = 0: a dense model; give their number");
@@ -159,17 +170,41 @@ Config resolve(const Config& config, int64_t width) {
   check_router(c);
   check_spec("model.moe", routing_spec(c), c.experts);
   const Config defaults;
-  user_check(
-      c.drop != "none" || (c.slot_order == defaults.slot_order && !c.batch_prioritized &&
-                           c.capacity_rule == defaults.capacity_rule && c.capacity_factor == defaults.capacity_factor),
-      "model.moe.drop = \"none\": there is no capacity, so slot_order, batch_prioritized, capacity_rule and "
-      "capacity_factor do nothing; leave them out or say what is dropped");
+  user_check(c.drop != "none" || (c.slot_order == defaults.slot_order && !c.batch_prioritized &&
+                                  c.capacity_rule == defaults.capacity_rule &&
+                                  c.capacity_factor == defaults.capacity_factor && c.eval_capacity_factor == 0),
+             "model.moe.drop = \"none\" has no capacity: slot_order, batch_prioritized, capacity_rule, "
+             "capacity_factor and eval_capacity_factor do nothing; leave them out or say what is dropped");
   user_check(c.drop != "none" || !c.pad_to_capacity,
              "model.moe.pad_to_capacity needs a capacity, but model.moe.drop = \"none\" has none; say what is dropped");
   check_second_expert(c);
   user_check(c.num_groups > 1 || c.group_score == defaults.group_score,
              "model.moe.group_score does nothing with num_groups = 1; leave it out");
+  user_check(c.num_groups == 1 || c.num_groups > c.top_groups,
+             "model.moe.num_groups = {} and top_groups = {} allow all groups, so they do nothing; leave them out",
+             c.num_groups, c.top_groups);
+  user_check(c.k > 1 || c.normalize != "after",
+             "model.moe.normalize = \"after\" does nothing with k = 1, whose weights are the scores; leave it out");
   return c;
+}
+
+void forget_unread_scope(Config& config) {
+  const bool read = config.experts > 0 && learns_balance(config) && config.load_loss != 0;
+  if (!read && config.load_scope == "micro_batch") config.load_scope = Config().load_scope;
+}
+
+std::string reads_later_tokens(const Config& config) {
+  if (config.experts == 0) return {};
+  if (config.router == "expert_choice") return "router = \"expert_choice\"";
+  return config.eval_capacity_factor > 0 ? fmt::format("eval_capacity_factor = {}", config.eval_capacity_factor) : "";
+}
+
+void check_decodes(const Config& config) {
+  if (config.experts == 0 || config.router != "expert_choice") return;
+  throw UserError(
+      "model.moe.router = \"expert_choice\" gives experts the best of all tokens, later ones too, so no text can be "
+      "decoded token by token",
+      "train with a router that looks at one token, such as \"top_k\" or \"sinkhorn\"");
 }
 
 int64_t router_matrices(const Config& config) {

@@ -19,12 +19,13 @@ struct Config {
   std::string score = "softmax", normalize = "before", slot_order = "choice", drop = "none", group_score = "top2";
   std::string capacity_rule = "tutel", load_count = "all_choices";
   double capacity_factor = 1, scale = 1;
+  double eval_capacity_factor = 0;  ///< for validation losses; 0: no capacity
   bool batch_prioritized = false, pad_to_capacity = false;
   std::string second_expert = "always";
   bool draw_frees_slot = false;
   double bias_update_rate = 0;
   int64_t num_groups = 1, top_groups = 1;
-  std::string load_scope = "micro_batch";
+  std::string load_scope = "auto";
   /// Coefficients; load_loss below 0: 0.01 where the router learns balance, else none.
   double load_loss = -1, z_loss = 0, importance_loss = 0, smooth_load_loss = 0;
   void describe(Section& s);
@@ -37,9 +38,21 @@ bool has_experts(const Config& config, int64_t index);
 /// Matrices (experts, width) of a router.
 int64_t router_matrices(const Config& config);
 
-/// Throws UserError naming model.moe.<key>; `width` is the model's feed-forward's, which 0 stands for.
+/// Throws UserError naming model.moe.<key>; `width` is the model's feed-forward's, which 0 stands for. load_scope
+/// "auto" becomes "global_batch" where there is a load loss.
 Config resolve(const Config& config, int64_t width);
 
+/// Version 0.1 wrote load_scope = "micro_batch", its default, also where no load loss reads it: it becomes "auto"
+/// there.
+void forget_unread_scope(Config& config);
+
+/// The key by which a token's experts depend on later tokens when a loss is measured, "router = \"expert_choice\"";
+/// empty: on none.
+std::string reads_later_tokens(const Config& config);
+/// Throws UserError if tokens cannot be decoded one by one.
+void check_decodes(const Config& config);
+
+/// Routing of a training step.
 RoutingSpec routing_spec(const Config& config);
 
 }  // namespace dovetail::moe

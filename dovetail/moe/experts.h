@@ -24,8 +24,9 @@ struct ExpertWeights {
 ///
 /// x (T, C) in the dtype of the experts; weight (T, k) and y (T, C) float32, or x's where that is wider. No expert's
 /// rows are padded (MegaBlocks' dropless experts, Gale et al. 2022). Our kernel runs float32 and bfloat16 on the CPU,
-/// all experts at once. In float32 it copies no rows: products read tokens where they lie and add into where they go.
-/// In bfloat16, whose products are oneDNN's, one expert's rows are copied at a time. Kept for backward: x and what `up`
+/// all experts at once, and copies no rows: products read tokens where they lie and add into where they go. Without
+/// `multiplies_bfloat16_rows` (ops/gemm.h) bfloat16 products are oneDNN's, on a copy of one expert's rows at a time.
+/// Kept for backward: x and what `up`
 /// made. On a GPU both dtypes are `feed_forward_rows` between rows that are copied to the experts and back, all experts
 /// in one grouped product each way. Everything else is `apply_experts`. Sums are in float32, a token's experts in their
 /// order. Throws UserError naming the tensor.

@@ -92,10 +92,10 @@ void Layer::add_to_load(const Routing& routing) {
 }
 
 std::optional<int64_t> Layer::padded_capacity(const Routing& routing, const Pass& pass) const {
-  if (!config_.pad_to_capacity) return std::nullopt;
+  const RoutingSpec spec = router_->spec_of(pass);
+  if (!config_.pad_to_capacity || spec.drop == Drop::kNone) return std::nullopt;
   if (!ranks_) return routing.capacity;
-  if (config_.capacity_factor > 0 && pass.most_tokens > 0)
-    return capacity(routing_spec(config_), pass.most_tokens, config_.experts, 0);
+  if (spec.capacity_factor > 0 && pass.most_tokens > 0) return capacity(spec, pass.most_tokens, config_.experts, 0);
   const std::vector<int64_t> own(static_cast<size_t>(ranks_->placement.ranks), routing.capacity);
   return std::ranges::max(exchange_sizes(*ranks_->group, own).receive);
 }

@@ -66,8 +66,9 @@ class Layer : public torch::nn::Module {
   void add_to_load(const Routing& routing);
   /// The experts of this rank: as one operation, or as modules if they are quantized.
   LocalExperts local_experts() const;
-  /// What rows are padded to, if they are: the largest capacity of any rank. It follows from pass.most_tokens by every
-  /// rule but Tutel's with a factor of 0 or below, which counts choices; then and without it the ranks tell each other.
+  /// Rows that each expert's are padded to, if a capacity asks for it: the largest capacity of any rank. It follows
+  /// from pass.most_tokens by every rule but Tutel's with a factor of 0 or below, which counts choices; then and
+  /// without it the ranks tell each other.
   std::optional<int64_t> padded_capacity(const Routing& routing, const Pass& pass) const;
 
   Config config_;

@@ -11,7 +11,7 @@ inline constexpr std::array<std::string_view, 4> kSelectionNames = {"top_k", "si
 inline constexpr std::array<std::string_view, 7> kRouterNames = {"top_k",    "noisy_top_k",   "sinkhorn", "base",
                                                                  "balanced", "expert_choice", "hash"};
 /// model.moe.load_scope.
-inline constexpr std::array<std::string_view, 3> kLoadScopeNames = {"micro_batch", "sequence", "global_batch"};
+inline constexpr std::array<std::string_view, 4> kLoadScopeNames = {"auto", "micro_batch", "sequence", "global_batch"};
 inline constexpr std::array<std::string_view, 2> kScoreNames = {"softmax", "sigmoid"};
 inline constexpr std::array<std::string_view, 3> kNormalizeNames = {"before", "after", "none"};
 inline constexpr std::array<std::string_view, 2> kSlotOrderNames = {"choice", "token"};

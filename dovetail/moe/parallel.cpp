@@ -131,7 +131,10 @@ std::vector<at::Tensor> exchange_rows(const std::vector<Chunk>& chunks, const Lo
     if (i + 1 < chunks.size()) start(chunks[i + 1]);
     const at::Tensor rows = there[i].wait();
     const at::Tensor made = run_experts(rows, chunks[i].local, experts, chunks[i].weight.scalar_type());
-    back.push_back(start_all_to_all(made.to(rows.scalar_type()), chunks[i].exchange->reversed(), ranks.combine));
+    // Results are float32 sums, which only this payload carries whole.
+    const bool whole = ranks.combine.forward == Payload::kFloat32;
+    back.push_back(
+        start_all_to_all(whole ? made : made.to(rows.scalar_type()), chunks[i].exchange->reversed(), ranks.combine));
   }
   std::vector<at::Tensor> y;
   for (size_t i = 0; i < chunks.size(); ++i) y.push_back(combine_rows(back[i].wait(), chunks[i].weight, chunks[i].to));

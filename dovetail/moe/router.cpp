@@ -5,6 +5,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/base/rng.h"
+#include "dovetail/moe/balance.h"
 #include "dovetail/moe/choose.h"
 #include "dovetail/moe/draw.h"
 #include "dovetail/moe/noisy.h"
@@ -15,6 +16,12 @@ namespace dovetail::moe {
 namespace {
 
 constexpr double kLeastNoise = 0.01;
+
+/// Choices for sequences that begin at position `first`. The position alone decides, so a cache changes nothing.
+at::Tensor choices_by_position(const at::Tensor& logits, int64_t k, int64_t length, int64_t first) {
+  const at::Tensor chosen = assign_in_turn(first + length, logits.size(1), k).narrow(0, first, length);
+  return chosen.repeat({length == 0 ? 0 : logits.size(0) / length, 1}).to(logits.device());
+}
 
 }  // namespace
 
@@ -32,6 +39,18 @@ Router::Output Router::forward(const at::Tensor& x, const Pass& pass) {
   return weight.defined() ? by_logits(rows, x.size(-2), pass) : by_hash(rows, pass);
 }
 
+RoutingSpec Router::spec_of(const Pass& pass) const {
+  RoutingSpec spec = spec_;
+  if (pass.training) return spec;
+  spec.selection = Selection::kTopK;
+  if (pass.measuring && config_.eval_capacity_factor > 0) {
+    spec.capacity_factor = config_.eval_capacity_factor;
+  } else {
+    spec.drop = Drop::kNone;
+  }
+  return spec;
+}
+
 Router::Output Router::by_hash(const at::Tensor& rows, const Pass& pass) const {
   DOVETAIL_CHECK(pass.tokens.defined() && pass.tokens.numel() == rows.size(0), "hash routing of {} rows has {} tokens",
                  rows.size(0), pass.tokens.defined() ? pass.tokens.numel() : 0);
@@ -41,7 +60,7 @@ Router::Output Router::by_hash(const at::Tensor& rows, const Pass& pass) const {
   const at::Tensor chosen = rows.is_meta() ? at::empty({rows.size(0), spec_.k}, rows.options().dtype(at::kInt))
                                            : hashed(pass.tokens.to(at::kCPU));
   Output out;
-  out.routing = route(logits, spec_, {.chosen = chosen.to(rows.device())});
+  out.routing = route(logits, spec_of(pass), {.chosen = chosen.to(rows.device())});
   out.routing.weight = (out.routing.slot >= 0).to(dtype) * (spec_.scale / static_cast<double>(spec_.k));
   return out;
 }
@@ -62,10 +81,11 @@ Router::Output Router::by_logits(const at::Tensor& rows, int64_t sequence, const
     out.loss = config_.z_loss * out.routing.z_loss;
     return out;
   }
-  RoutingSpec spec = spec_;
-  if (!pass.training && spec.selection != Selection::kBalanced) spec.selection = Selection::kTopK;
+  RoutingSpec spec = spec_of(pass);
   if (config_.load_scope == "sequence") spec.sequence = sequence;
-  const RoutingInputs inputs = {.bias = bias, .draw = draws(pass, rows)};
+  RoutingInputs inputs = {.bias = bias, .draw = draws(pass, rows)};
+  if (!pass.training && spec_.selection == Selection::kBalanced)
+    inputs.chosen = choices_by_position(logits, spec_.k, sequence, pass.first_position);
   if (noise_weight.defined() && pass.training) {
     const at::Tensor scale = at::softplus(dovetail::linear(x, noise_weight)) + kLeastNoise;
     const at::Tensor noise = this->noise(pass, logits);

@@ -17,8 +17,8 @@ namespace dovetail::moe {
 ///   top_k          route()
 ///   noisy_top_k    in training logits + normal noise * (softplus(x noise_weight^T) + 0.01) (Shazeer et al. 2017)
 ///   sinkhorn, base in training; in evaluation the experts of the largest scores
-///   balanced       in turn, whatever the token
-///   expert_choice  route_by_experts(), over the tokens of one pass
+///   balanced       in turn, whatever the token; in evaluation by its position in the sequence
+///   expert_choice  route_by_experts(), over the tokens of one pass: the only one that reads later tokens
 ///   hash           by the token's id and the layer's name alone, each of weight 1 / k
 ///
 /// Parameters: weight (E, C), but for hash; noise_weight (E, C) with noisy_top_k. Buffers: bias (E) float32, zeros at
@@ -34,6 +34,9 @@ class Router : public torch::nn::Module {
   };
   /// x (..., C): sequences are along the last dimension but one. With load_scope = "global_batch" all ranks together.
   Output forward(const at::Tensor& x, const Pass& pass);
+
+  /// Routing of a pass: nothing is dropped in evaluation, but for a loss by eval_capacity_factor.
+  RoutingSpec spec_of(const Pass& pass) const;
 
   /// Before a step's first forward pass: what load_scope = "global_batch" counts begins again.
   void begin_step() { step_counts_.reset(); }

@@ -60,10 +60,11 @@ void check_balance(const RunConfig& config) {
              "balance.mode = \"{}\" shares out micro-batches of equal size, but train.batch = {} is not a multiple of "
              "train.micro_batch = {}",
              balance.mode, config.train.batch, micro_batch);
-  user_check(config.model.moe.load_scope != "global_batch",
-             "balance.mode = \"{}\" does not work with model.moe.load_scope = \"global_batch\", which counts over all "
-             "ranks in every micro-batch: what a step computes would follow from the shares; use \"micro_batch\"",
-             balance.mode);
+  user_check(
+      config.model.moe.load_scope != "global_batch",
+      "balance.mode = \"{}\" does not work with model.moe.load_scope = \"global_batch\": its counts over all ranks "
+      "would follow from the shares; leave load_scope out",
+      balance.mode);
   user_check(
       !has_negatives(config.recommender),
       "balance.mode = \"{}\" does not work with recommender.auxiliary_weight = {}: negatives are drawn among the "

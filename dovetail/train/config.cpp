@@ -124,6 +124,8 @@ void check_across_sections(const RunConfig& config) {
              "all of a rank's");
   user_check(config.optimizer.betas.size() == 2, "optimizer.betas has {} entries, but AdamW has two: [beta1, beta2]",
              config.optimizer.betas.size());
+  user_check(!config.log.sample_prompts.empty() || config.log.sample_tokens == LogSection().sample_tokens,
+             "log.sample_tokens = {} does nothing without log.sample_prompts; leave it out", config.log.sample_tokens);
   check_balance(config);
   for (const double beta : config.optimizer.betas) {
     user_check(beta < 1.0, "optimizer.betas = [{}] must be below 1", fmt::join(config.optimizer.betas, ", "));
@@ -137,6 +139,12 @@ void check_across_sections(const RunConfig& config) {
 }  // namespace
 
 void check_schedule(const ScheduleSection& schedule, int64_t steps) {
+  const ScheduleSection none;
+  const auto unread = [&](const char* key, bool given) {
+    user_check(!given, "schedule.{} does nothing with schedule.decay = \"{}\"; leave it out", key, schedule.decay);
+  };
+  unread("decay_fraction", schedule.decay != "wsd" && schedule.decay_fraction != none.decay_fraction);
+  unread("min_lr_ratio", schedule.decay == "constant" && schedule.min_lr_ratio != none.min_lr_ratio);
   if (schedule.warmup_steps >= steps && schedule.warmup_steps > 0) {
     throw UserError(fmt::format("schedule.warmup_steps = {} is not shorter than the run, train.steps = {}",
                                 schedule.warmup_steps, steps),
@@ -233,7 +241,10 @@ void ParallelSection::describe(Section& s) {
       .range(0, 65536);
   s.value("dispatch", dispatch, "Format in which tokens are sent to their experts; mxfp8: rounded to codes with scales")
       .choices({"unchanged", "fp32", "bf16", "mxfp8"});
-  s.value("combine", combine, "Format in which the experts' results are sent back")
+  s.value(
+       "combine", combine,
+       "Format in which the experts' results are sent back. unchanged: the compute format. fp32: the sums as one rank "
+       "has them, also in BF16 runs")
       .choices({"unchanged", "fp32", "bf16", "mxfp8"});
   s.value("costs", costs,
           "File of costs for auto, as in configs/clusters. Empty: the ranks measure their costs at the start (dovetail "

@@ -56,6 +56,10 @@ void check_embedding(const RunConfig& config) {
   check_tiers(config.embedding);
   check_dynamic(config.embedding.dynamic);
   const bool hashed = std::ranges::any_of(config.rows.sparse, &SparseConfig::hashed);
+  user_check(config.embedding.memory_bytes == 0 ||
+                 std::ranges::any_of(config.rows.sparse, [](const auto& feature) { return !feature.hashed(); }),
+             "embedding.memory_bytes does nothing: every feature of rows.sparse has max_rows, and such tables stay in "
+             "memory; leave it out, or give a feature num_rows");
   user_check(hashed || config.embedding.dynamic == DynamicSection(),
              "[embedding.dynamic] does nothing: every feature of rows.sparse has num_rows; leave it out, or give one "
              "max_rows in its place");

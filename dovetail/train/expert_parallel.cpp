@@ -124,8 +124,15 @@ void check_used(const ParallelSection& parallel) {
              parallel.costs);
   user_check(parallel.choose_every == none.choose_every || parallel.chooses() || parallel.shadow > 0,
              "parallel.choose_every does nothing without shadow or \"auto\"; leave it out");
-  user_check(parallel.r != 0 || parallel.shadow <= 0,
-             "parallel.shadow = {} does nothing with parallel.r = 0; leave it out", parallel.shadow);
+  if (parallel.r != 0) return;
+  const auto refuse = [](bool given, const char* key) {
+    user_check(!given, "parallel.{} does nothing with parallel.r = 0, where no row moves; leave it out", key);
+  };
+  refuse(parallel.shadow != 0, "shadow");
+  refuse(parallel.overlap != none.overlap, "overlap");
+  refuse(parallel.all_to_all != none.all_to_all, "all_to_all");
+  refuse(parallel.dispatch != none.dispatch, "dispatch");
+  refuse(parallel.combine != none.combine, "combine");
 }
 
 }  // namespace
@@ -144,6 +151,17 @@ void check_parallel(const RunConfig& config) {
       !parallel.chooses() || !config.model.moe.pad_to_capacity,
       "\"auto\" in [parallel] goes by the rows that experts have, but model.moe.pad_to_capacity gives all as many; "
       "choose r, overlap, shadow and all_to_all yourself");
+  user_check(parallel.r != 0 || !config.model.moe.pad_to_capacity,
+             "model.moe.pad_to_capacity pads rows that move, but with parallel.r = 0 none does; leave one of them out");
+  const int64_t of_node = parallel.ranks_per_node;
+  user_check(of_node <= parallel.expert, "parallel.ranks_per_node = {} is more than the {} ranks of parallel.expert",
+             of_node, parallel.expert);
+  if (parallel.all_to_all == "2dh" && (of_node == 1 || of_node == parallel.expert))
+    throw UserError(
+        fmt::format("parallel.all_to_all = \"2dh\" goes inside nodes and then between them, but the {} ranks "
+                    "of parallel.expert are {}",
+                    parallel.expert, of_node == 1 ? "on nodes of one rank" : "one node"),
+        "use all_to_all = \"linear\", which does the same there, or give ranks_per_node");
   user_check(parallel.shadow < config.model.moe.experts, "parallel.shadow = {} of {} experts; use r = 0 to gather all",
              parallel.shadow, config.model.moe.experts);
   user_check(!parallel.chooses() || parallel.shadow <= 0 || std::has_single_bit(static_cast<uint64_t>(parallel.shadow)),

@@ -19,6 +19,13 @@ constexpr int kMostShadowed = 8;
 /// Of experts of three matrices (swiglu) half as much again as of two.
 int64_t hidden_of(const ModelConfig& model) { return model.moe.ffn_width * (up_width(model.activation, 1) + 1) / 2; }
 
+/// Keys that a plan without moving rows (r = 0) would not obey.
+bool asks_for_moving_rows(const ParallelSection& asked) {
+  const ParallelSection none;
+  return asked.shadow > 0 || asked.overlap > 1 || asked.all_to_all == "2dh" || asked.dispatch != none.dispatch ||
+         asked.combine != none.combine;
+}
+
 }  // namespace
 
 ExpertPlans::ExpertPlans(const GPT& model, const RunConfig& config, int64_t tokens, at::ScalarType compute,
@@ -67,7 +74,7 @@ moe::Plan ExpertPlans::choose(const std::vector<double>& choices_of) const {
     const auto is = [](int64_t asked, int value) { return asked == ParallelSection::kAuto || asked == value; };
     if (modules_ && (plan.shards != load_.cut || plan.shadowed != 0)) return false;
     if (!is(config_.r, plan.shards)) return false;
-    if (plan.shards == 0) return config_.shadow <= 0;
+    if (plan.shards == 0) return !asks_for_moving_rows(config_);
     const bool hierarchical = is_hierarchical(plan.algorithm);
     if (!is_flexible(plan.algorithm) || (hierarchical && !ranks_->nodes)) return false;
     if (config_.all_to_all != "auto" && hierarchical != (config_.all_to_all == "2dh")) return false;

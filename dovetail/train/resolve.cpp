@@ -120,6 +120,14 @@ DataSummary resolve_data(RunConfig& config, Group& group, const TrainOptions& op
   return summarize_stores(data);
 }
 
+/// Counts of the whole batch are known in time only where a step has one micro-batch. A sequence's always are, so the
+/// loss does not depend on how a batch is cut.
+void resolve_load_scope(RunConfig& config, const std::string& asked) {
+  std::string& scope = config.model.moe.load_scope;
+  const bool cuts = config.train.micro_batch > 0 && config.train.micro_batch < config.train.batch;
+  if (asked == moe::Config().load_scope && scope == "global_batch" && cuts) scope = "sequence";
+}
+
 /// Where the run lies and what of the machine and of each step is this rank's.
 ResolvedRun place_run(const RunConfig& config, const Group& group) {
   ResolvedRun run;
@@ -150,17 +158,14 @@ ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOption
     return run;
   }
   if (config.precision.gemm == "native") check_native(mx::native_device(run.device));
-  user_check(config.model.moe.load_scope != "global_batch" || config.train.batch % group.size() == 0,
-             "model.moe.load_scope = \"global_batch\" counts over the ranks in every micro-batch, but train.batch = {} "
-             "is not the same for each of the {} ranks; use a multiple of them",
-             config.train.batch, group.size());
-
   run.data = resolve_data(run.config, group, options);
   run.config.model = resolve_model_config(run.config.model, run.data.tokenizer_vocab);
-  check_parallel(run.config);
+  resolve_load_scope(run.config, config.model.moe.load_scope);
+  if (!config.log.sample_prompts.empty()) moe::check_decodes(run.config.model.moe);
   ParallelSection& parallel = run.config.parallel;
-  if (parallel.ranks_per_node == 0 && (parallel.all_to_all != "linear" || parallel.chooses()))
+  if (parallel.expert > 1 && parallel.ranks_per_node == 0 && (parallel.all_to_all != "linear" || parallel.chooses()))
     parallel.ranks_per_node = std::min<int64_t>(run.local_ranks, parallel.expert);
+  check_parallel(run.config);
   user_check(run.config.model.vocab_size >= run.data.tokenizer_vocab,
              "model.vocab_size = {} is smaller than the tokenizer's, {}", run.config.model.vocab_size,
              run.data.tokenizer_vocab);

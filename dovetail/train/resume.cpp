@@ -49,6 +49,15 @@ std::vector<Difference> differences(const nlohmann::json& stored, const nlohmann
   return result;
 }
 
+/// A config that an earlier version stored: keys that it did not know have their defaults.
+nlohmann::json in_words_of_now(const nlohmann::json& stored, const std::string& name) {
+  RunConfig config;
+  const auto describe = [&](Section& s) { config.describe(s); };
+  config_from_json(describe, stored, name);
+  moe::forget_unread_scope(config.model.moe);
+  return config_to_json(describe);
+}
+
 bool starts_with_any(std::string_view key, std::initializer_list<std::string_view> prefixes) {
   return std::any_of(prefixes.begin(), prefixes.end(), [&](std::string_view p) { return key.starts_with(p); });
 }
@@ -67,7 +76,9 @@ bool is_a_number_of_an_override(std::string_view key) {
 
 bool decides_what_is_trained(std::string_view key) {
   return (key.starts_with("embedding.override.") && !is_a_number_of_an_override(key)) ||
-         (key.starts_with("model.") && key != "model.preset") || key == "run.seed" || key == "train.batch" ||
+         (key.starts_with("model.") && key != "model.preset" && key != "model.moe.load_scope" &&
+          key != "model.moe.eval_capacity_factor") ||
+         key == "run.seed" || key == "train.batch" ||
          starts_with_any(key,
                          {"precision.override.", "precision.recipes.", "embedding.optimizer", "embedding.pooling"}) ||
          (key.starts_with("recommender.") && key != "recommender.grain") || decides_which_rows(key);
@@ -84,8 +95,8 @@ bool changes_the_rest(std::string_view key) {
   return starts_with_any(key,
                          {"optimizer.", "schedule.", "parallel.dispatch", "parallel.combine", "embedding.dynamic."}) ||
          is_a_number_of_an_override(key) || std::ranges::find(kOfRows, key) != std::end(kOfRows) ||
-         key == "recommender.grain" || key == "train.steps" || key == "train.clip" || key == "train.micro_batch" ||
-         key == "train.checkpoint_activations";
+         key == "recommender.grain" || key == "model.moe.load_scope" || key == "train.steps" || key == "train.clip" ||
+         key == "train.micro_batch" || key == "train.checkpoint_activations";
 }
 
 }  // namespace
@@ -145,7 +156,7 @@ std::vector<std::string> check_same_run(const nlohmann::json& state, const Resol
   const nlohmann::json now = config_to_json([&](Section& s) { config.describe(s); });
   const bool same_text = !state.contains("data_sha256") || state["data_sha256"] == nlohmann::json(run.data.sha256);
   std::vector<std::string> refused, changed;
-  for (const Difference& d : differences(state.at("config"), now)) {
+  for (const Difference& d : differences(in_words_of_now(state.at("config"), run.config.run.folder), now)) {
     const std::string text = fmt::format("{} was {}, is {}", d.key, d.stored.empty() ? "absent" : d.stored,
                                          d.now.empty() ? "absent" : d.now);
     const bool changes_data = mixes_the_data(d.key) || (!same_text && d.key.starts_with("data."));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -75,7 +76,11 @@ TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
   };
   moe::Pass pass = {.training = true, .seed = moe::StepSeed::at(&now_.place.seed)};
   if (group_->size() > 1) pass.sum_over_ranks = [this](at::Tensor& sums) { group_->all_reduce(sums); };
-  const int64_t passes_over = model_->expert_ranks() ? std::max(samples, place.most_samples) : samples;
+  // Ranks that meet in every forward pass make as many of them, some of nothing.
+  const moe::Config& moe = model_->config().moe;
+  const bool meet =
+      model_->expert_ranks() || (group_->size() > 1 && moe.experts > 0 && moe.load_scope == "global_batch");
+  const int64_t passes_over = meet ? std::max(samples, place.most_samples) : samples;
   reducer_.begin();
   for (int64_t first = 0; first < passes_over; first += options_.micro_batch) {
     const int64_t size = std::clamp(samples - first, int64_t{0}, options_.micro_batch);
@@ -101,10 +106,11 @@ TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
 /// Squares of this rank's share of the gradients that several ranks hold: over all ranks they are the global norm.
 std::vector<at::Tensor> TrainStep::squares_of_share() const {
   std::vector<at::Tensor> share;
+  // Holders of the same experts count alike; a rank with more experts has other indices behind them.
+  std::map<const Group*, int> count;
   for (size_t i = 0; i < reducer_.size(); ++i) {
     const Group& holders = reducer_.group(i);
-    if (i % static_cast<size_t>(holders.size()) == static_cast<size_t>(holders.rank()))
-      share.push_back(reducer_.gradient(i));
+    if (count[&holders]++ % holders.size() == holders.rank()) share.push_back(reducer_.gradient(i));
   }
   return squares_of(share);
 }

@@ -26,6 +26,7 @@
 #include "dovetail/train/resume.h"
 #include "dovetail/train/run_folder.h"
 #include "dovetail/train/training.h"
+#include "dovetail/train/validation.h"
 
 namespace dovetail {
 namespace {
@@ -120,9 +121,21 @@ void say_how_full_experts_are(const ResolvedRun& run) {
       tokens, least);
 }
 
-void say_what_is_trained(const ResolvedRun& run) {
+/// Names what keeps run.device = "auto" from a GPU that is there.
+void say_why_not_the_gpu(const ResolvedRun& run, int ranks) {
+  if (run.config.run.device != "auto" || run.device.is_cuda() || count_gpu_device_files() == 0) return;
+  const char* reason = run.config.model.moe.experts > 0 ? "experts run on the CPU only (model.moe)"
+                       : run.config.recommends()        ? "recommenders run on the CPU only"
+                       : ranks > 1                      ? "several ranks run on CPUs only"
+                                                        : "it cannot be used; `dovetail doctor` says why";
+  log_info("device: cpu, although this machine has a GPU: {}", reason);
+}
+
+void say_what_is_trained(const ResolvedRun& run, int ranks) {
   log_info("{}", summary_line(run));
   say_how_full_experts_are(run);
+  warn_of_later_tokens(run.config.model);
+  say_why_not_the_gpu(run, ranks);
   const double needed = static_cast<double>(most_memory(run)) * run.local_ranks;
   if (needed > static_cast<double>(run.available_bytes)) {
     log_warning(
@@ -193,12 +206,12 @@ TrainResult train(const RunConfig& config, std::shared_ptr<Group> group, const T
   ResolvedRun run = resolve_run(config, *group, options);
   if (options.dry_run) {
     resolve_precision_and_size(run, *group, std::nullopt);
-    if (speaks) say_what_is_trained(run);
+    if (speaks) say_what_is_trained(run, group->size());
     return {};
   }
   StartingPoint start = open_run(run, *group, options);
   resolve_precision_and_size(run, *group, start.precision);
-  if (speaks) say_what_is_trained(run);
+  if (speaks) say_what_is_trained(run, group->size());
   if (speaks && !start.state.resumed_from.empty())
     log_info("resuming {} at step {}", run.config.run.folder, start.state.step);
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "dovetail/base/log.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/train/collective.h"
 
@@ -25,6 +26,16 @@ struct Sums {
 };
 
 }  // namespace
+
+void warn_of_later_tokens(const ModelConfig& model) {
+  const std::string key = moe::reads_later_tokens(model.moe);
+  if (key.empty()) return;
+  log_warning(
+      "validation loss: with model.moe.{} the experts of a token depend on later tokens, which a decoder does not "
+      "have; "
+      "the loss is lower than in decoding and follows train.micro_batch",
+      key);
+}
 
 std::optional<Validation> validate(GPT& model, const TokenStore& store, Group& group,
                                    const ValidationOptions& options) {

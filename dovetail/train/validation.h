@@ -35,6 +35,9 @@ struct ValidationOptions {
   at::Device device = at::kCPU;
 };
 
+/// Logs that the loss flatters a model whose experts are chosen by later tokens. Once a process, by the caller.
+void warn_of_later_tokens(const ModelConfig& model);
+
 /// All ranks together: each takes a contiguous share of the windows, and sums of nats and tokens are added over ranks.
 /// The same windows for any number of ranks. nullopt if the split has fewer than two tokens.
 std::optional<Validation> validate(GPT& model, const TokenStore& store, Group& group, const ValidationOptions& options);

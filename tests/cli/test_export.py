@@ -1,6 +1,8 @@
 """A model goes out to `transformers` and comes back, with the same loss."""
 
+import json
 import math
+import shutil
 
 import pytest
 from cli import dovetail, dovetail_json
@@ -69,3 +71,69 @@ def test_import_refuses_a_folder_in_use_and_one_without_a_tokenizer(workspace):
     error = dovetail_json("import", "bare", "--out", "new", folder=workspace, code=2)["error"]
     assert "neither tokenizer.json nor tokenizer.model" in error["message"]
     assert not (workspace / "new").exists()
+
+
+def edited(workspace, name, edit):
+    """A copy of the exported folder; `edit` gets its tensors and its config."""
+    from safetensors.torch import load_file, save_file
+
+    folder = workspace / name
+    shutil.copytree(workspace / "hf", folder)
+    tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    edit(tensors, config)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.skipif(SANITIZED, reason="transformers takes ten times the time")
+def test_a_head_of_its_own_beside_a_tied_config_writes_the_tokens_of_transformers(workspace):
+    def edit(tensors, config):
+        assert config["tie_word_embeddings"] is True
+        torch.manual_seed(1)
+        tensors["lm_head.weight"] = torch.randn_like(tensors["model.embed_tokens.weight"])
+
+    folder = edited(workspace, "own_head", edit)
+    said = dovetail("import", folder, "--out", "own_head_run", folder=workspace).stderr
+    assert "warning: " in said and "lm_head.weight" in said
+    words = ["--prompt", "two gears", "--tokens", "20", "--temperature", "0"]
+    ours = dovetail_json("generate", "own_head_run", *words, folder=workspace)["continuation"]
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    prompt = tokenizer("two gears", add_special_tokens=False, return_tensors="pt").input_ids
+    ids = model.generate(prompt, max_new_tokens=20, do_sample=False)[0, prompt.shape[1] :]
+    if tokenizer.eos_token_id in ids:
+        ids = ids[: ids.tolist().index(tokenizer.eos_token_id)]
+    assert ours == tokenizer.decode(ids)
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused_with_both_numbers(workspace):
+    def edit(tensors, config):
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            if name in tensors:
+                tensors[name] = tensors[name][:299].contiguous()
+        config["vocab_size"] = 299
+
+    folder = edited(workspace, "small", edit)
+    error = dovetail_json("import", folder, "--out", "small_run", folder=workspace, code=2)["error"]
+    assert "has 300 tokens" in error["message"] and "has 299 rows" in error["message"]
+    assert "resize_token_embeddings(300)" in error["help"]
+    assert not (workspace / "small_run").exists()
+    # The advice helps.
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(300)
+    model.save_pretrained(folder)
+    dovetail("import", folder, "--out", "small_run", folder=workspace)
+
+
+def test_import_names_the_files_that_it_needs(workspace):
+    folder = edited(workspace, "binary", lambda tensors, config: None)
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "model.safetensors is read" in dovetail("import", folder, "--out", "stale", folder=workspace).stderr
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    error = dovetail_json("import", folder, "--out", "none", folder=workspace, code=2)["error"]
+    assert "model-00001-of-00002.safetensors" in error["message"]
+    (folder / "model.safetensors.index.json").unlink()
+    error = dovetail_json("import", folder, "--out", "none", folder=workspace, code=2)["error"]
+    assert "pytorch_model.bin" in error["message"] and "save_pretrained" in error["help"]

@@ -100,6 +100,24 @@ TEST_F(Safetensors, ReadsOddShapesAndNames) {
   expect_same(file.read("odd \"name\"\n\u00e9"), torch::arange(7, at::kByte));
 }
 
+TEST_F(Safetensors, NamesTypesThatAreNotOursAsUnsupportedNotAsDamage) {
+  for (const auto* dtype :
+       {"F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "U16", "U32", "U64", "C64"}) {
+    const auto header = fmt::format(R"({{"w":{{"dtype":"{}","shape":[8],"data_offsets":[0,8]}}}})", dtype);
+    try {
+      const auto bytes = file_of(header, 8);
+      const SafetensorsFile file(bytes, "x.safetensors");
+      ADD_FAILURE() << dtype;
+    } catch (const UserError& error) {
+      EXPECT_EQ(std::string(error.what()).find(fmt::format("x.safetensors: tensor 'w' has dtype {}, ", dtype)), 0u);
+      EXPECT_THAT(error.what(), HasSubstr("not supported"));
+      EXPECT_THAT(error.help(), ::testing::Not(HasSubstr("damaged")));
+    }
+  }
+  const auto unknown = refusal(file_of(R"({"w":{"dtype":"F99","shape":[8],"data_offsets":[0,8]}})", 8));
+  EXPECT_THAT(unknown, ::testing::AllOf(HasSubstr("not a usable safetensors file"), HasSubstr("'F99'")));
+}
+
 TEST_F(Safetensors, WritesTheBytesThatThePythonPackageWrites) {
   for (const auto* name : {"dtypes.safetensors", "shapes.safetensors"}) {
     const SafetensorsFile file(fixture(name));

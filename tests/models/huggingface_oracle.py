@@ -8,9 +8,11 @@ huggingface_oracle.py check FOLDER  loads every exported model NAME/ and holds i
 
 import json
 import pathlib
+import shutil
 import sys
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -53,6 +55,64 @@ def gpt2(**changes):
     return GPT2LMHeadModel(GPT2Config(**(sizes | changes)))
 
 
+def edit(source, target, config=None, tensors=None, drop=()):
+    """A copy of a made model with other keys and tensors; expected is what transformers loads from the copy."""
+    shutil.copytree(source, target)
+    settings = json.loads((target / "config.json").read_text()) | (config or {})
+    settings = {key: value for key, value in settings.items() if value != "absent"}
+    (target / "config.json").write_text(json.dumps(settings))
+    if tensors or drop:
+        kept = {k: v for k, v in load_file(target / "model.safetensors").items() if k not in drop}
+        save_file(kept | (tensors or {}), target / "model.safetensors", {"format": "pt"})
+    expect(target)
+
+
+def expect(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokens = load_file(folder / "expected.safetensors")["tokens"]
+    with torch.no_grad():
+        logits = model(tokens).logits
+    save_file({"tokens": tokens, "logits": logits.contiguous()}, folder / "expected.safetensors")
+
+
+def make_variants(folder):
+    """Folders as other programs and older versions leave them."""
+    tied, gpt2_tied, mixtral_tied = folder / "llama_tied", folder / "gpt2", folder / "mixtral"
+    embedding = load_file(tied / "model.safetensors")["model.embed_tokens.weight"]
+    head = torch.randn(70, 48)
+    edit(tied, folder / "own_head", tensors={"lm_head.weight": head})
+    edit(tied, folder / "equal_head", tensors={"lm_head.weight": embedding.clone()})
+    edit(tied, folder / "head_alone", tensors={"lm_head.weight": head}, drop=["model.embed_tokens.weight"])
+    edit(gpt2_tied, folder / "gpt2_own_head", tensors={"lm_head.weight": torch.randn(70, 40)})
+    edit(gpt2_tied, folder / "gpt2_untied", {"tie_word_embeddings": False}, {"lm_head.weight": torch.randn(70, 40)})
+    edit(gpt2_tied, folder / "gpt2_tanh", {"activation_function": "gelu_pytorch_tanh"})
+    edit(mixtral_tied, folder / "mixtral_own_head", {"tie_word_embeddings": True})
+    rope = {"rope_scaling": {"type": "default"}, "rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
+    edit(tied, folder / "hidden_rope", rope | {"rope_theta": 300.0})
+    edit(tied, folder / "no_window", {"sliding_window": 4096, "hidden_act": "swish"})
+    half = {k: v.bfloat16() for k, v in load_file(folder / "llama_untied" / "model.safetensors").items()}
+    edit(folder / "llama_untied", folder / "half", {"torch_dtype": "bfloat16"}, half)
+    frequencies = 1.0 / 10000.0 ** (torch.arange(0, 8, 2) / 8)
+    edit(tied, folder / "old_rotary", tensors={f"model.layers.{i}.self_attn.rotary_emb.inv_freq": frequencies.bfloat16()
+                                               for i in range(2)})  # fmt: skip
+    masks = {f"transformer.h.{i}.attn.bias": torch.ones(24, 24).tril().bool()[None, None] for i in range(2)}
+    values = {f"transformer.h.{i}.attn.masked_bias": torch.tensor(-1e4) for i in range(2)}
+    edit(gpt2_tied, folder / "old_masks", tensors=masks | values)
+
+    shutil.copytree(folder / "llama_sharded", folder / "whole_and_index")
+    whole = load_file(folder / "llama_untied" / "model.safetensors")
+    save_file(whole, folder / "whole_and_index" / "model.safetensors", {"format": "pt"})
+    expect(folder / "whole_and_index")
+    shutil.copytree(folder / "llama_sharded", folder / "short_index")
+    index_path = folder / "short_index" / "model.safetensors.index.json"
+    index = json.loads(index_path.read_text())
+    shards = list(index["weight_map"].values())
+    unlisted = next(name for name, shard in index["weight_map"].items() if shards.count(shard) > 1)
+    del index["weight_map"][unlisted]
+    index_path.write_text(json.dumps(index))
+    expect(folder / "short_index")
+
+
 def make(folder):
     torch.manual_seed(1)
     rope = {"rope_type": "default", "rope_theta": 500.0}
@@ -66,6 +126,7 @@ def make(folder):
         "gpt2": (gpt2(), {}),
         "gpt2_inner": (gpt2(n_inner=44, layer_norm_epsilon=1e-3), {}),
         "gpt2_bare": (gpt2(), {}),
+        "mixtral_kv": (mixtral(hidden_size=64, num_attention_heads=16, num_key_value_heads=8), {}),
     }
     for name, (model, options) in cases.items():
         model.eval()
@@ -78,6 +139,9 @@ def make(folder):
         # GPT-2's own files hold the transformer without the head and without its prefix.
         (model.transformer if name == "gpt2_bare" else model).save_pretrained(folder / name, **options)
         save_file({"tokens": tokens, "logits": logits.contiguous()}, folder / name / "expected.safetensors")
+
+    edit(folder / "mixtral_kv", folder / "mixtral_default_kv", {"num_key_value_heads": "absent"})
+    make_variants(folder)
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -122,4 +186,6 @@ def check(folder):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     {"make": make, "check": check}[sys.argv[1]](pathlib.Path(sys.argv[2]))

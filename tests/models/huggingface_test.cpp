@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
@@ -21,6 +23,12 @@ using ::testing::HasSubstr;
 
 const std::vector<std::string> kModels = {"llama_untied", "llama_tied", "llama_head_dim", "llama_sharded", "mixtral",
                                           "mixtral_top3", "gpt2",       "gpt2_inner",     "gpt2_bare"};
+
+/// Folders as other programs and older versions leave them: `make_variants` of the oracle.
+const std::vector<std::string> kVariants = {
+    "own_head",    "equal_head",        "head_alone", "gpt2_own_head", "gpt2_untied", "gpt2_tanh",   "mixtral_own_head",
+    "hidden_rope", "no_window",         "half",       "old_rotary",    "old_masks",   "short_index", "whole_and_index",
+    "mixtral_kv",  "mixtral_default_kv"};
 
 void expect_close(const at::Tensor& ours, const at::Tensor& theirs, const std::string& name) {
   ASSERT_EQ(ours.sizes(), theirs.sizes()) << name;
@@ -66,6 +74,26 @@ TEST_F(Huggingface, ImportedModelsHaveTheLogitsOfTransformers) {
   }
 }
 
+TEST_F(Huggingface, VariantsOfAFolderHaveTheLogitsOfTransformers) {
+  for (const auto& name : kVariants) {
+    ::testing::internal::CaptureStderr();
+    const auto model = import_huggingface(made(name));
+    const std::string said = ::testing::internal::GetCapturedStderr();
+    const SafetensorsFile expected(made(name) / "expected.safetensors");
+    expect_close(model->logits(expected.read("tokens")), expected.read("logits"), name);
+    if (name.ends_with("own_head")) {
+      EXPECT_THAT(said, ::testing::AllOf(HasSubstr("warning"), HasSubstr("lm_head.weight"))) << name;
+    } else if (name == "whole_and_index") {
+      EXPECT_THAT(said, HasSubstr("model.safetensors.index.json and the shards that it names are not"));
+    } else {
+      EXPECT_EQ(said, "") << name;
+    }
+    EXPECT_EQ(model->config().tied, name == "equal_head" || name == "head_alone" || name == "gpt2_tanh" ||
+                                        name == "hidden_rope" || name == "no_window" || name.starts_with("old_"))
+        << name;
+  }
+}
+
 TEST_F(Huggingface, ExportedModelsHaveTheirLogitsInTransformers) {
   const test::TemporaryFolder out;
   const auto export_model = [&](GPT& model, const std::string& name, const std::string& tokenizer_content) {
@@ -92,6 +120,7 @@ TEST_F(Huggingface, ExportedModelsHaveTheirLogitsInTransformers) {
   export_model(*import_huggingface(made("mixtral")), "again_mixtral", "");
   export_model(*import_huggingface(made("llama_head_dim")), "again_llama", "");
   export_model(*import_huggingface(made("gpt2_inner")), "again_gpt2", "");
+  export_model(*import_huggingface(made("gpt2_own_head")), "again_gpt2_own_head", "");
   EXPECT_EQ(testing::run_oracle("huggingface_oracle.py", "check '" + out.path().string() + "'"), 0);
 }
 
@@ -145,6 +174,14 @@ TEST_F(Huggingface, ImportNamesWhatIsNotSupported) {
       {"gpt2", "model_type is missing", [](Json& c) { c.erase("model_type"); }},
       {"gpt2", "n_layer is missing", [](Json& c) { c.erase("n_layer"); }},
       {"gpt2", "n_layer = \"2\" has the wrong type", [](Json& c) { c["n_layer"] = "2"; }},
+      {"gpt2", "num_attention_heads = 8 is not supported, only 4", [](Json& c) { c["num_attention_heads"] = 8; }},
+      {"gpt2", "scale_attn_by_inverse_layer_idx = true", [](Json& c) { c["scale_attn_by_inverse_layer_idx"] = true; }},
+      {"gpt2", "activation_function = \"gelu\"", [](Json& c) { c["activation_function"] = "gelu"; }},
+      {"llama_untied", "rope_parameters.factor = 2.0", [](Json& c) { c["rope_parameters"]["factor"] = 2.0; }},
+      {"llama_untied", "rope_parameters.full_attention = ",
+       [](Json& c) { c["rope_parameters"] = {{"full_attention", {{"rope_theta", 5.0}}}}; }},
+      {"llama_untied", "layer_types has \"sliding_attention\"",
+       [](Json& c) { c["layer_types"] = {"full_attention", "sliding_attention"}; }},
       {"gpt2", "activation_function = \"relu\"", [](Json& c) { c["activation_function"] = "relu"; }},
       {"gpt2", "model.layers", [](Json& c) { c["n_layer"] = 0; }},
       {"gpt2", "transformer.h.2", [](Json& c) { c["n_layer"] = 3; }},
@@ -156,18 +193,107 @@ TEST_F(Huggingface, ImportNamesWhatIsNotSupported) {
        [](Json& c) { c["rope_parameters"]["rope_type"] = "llama3"; }},
       {"llama_untied", "rope_scaling.type = \"linear\"", [](Json& c) { c["rope_scaling"] = {{"type", "linear"}}; }},
       {"llama_untied", "self_attn.k_proj", [](Json& c) { c["num_key_value_heads"] = 3; }},
-      {"mixtral", "sliding_window is not supported", [](Json& c) { c["sliding_window"] = 4096; }},
+      {"mixtral", "sliding_window = 8 is not supported", [](Json& c) { c["sliding_window"] = 8; }},
       {"mixtral", "router_jitter_noise = 0.1", [](Json& c) { c["router_jitter_noise"] = 0.1; }},
       {"mixtral", "num_experts_per_tok = 1", [](Json& c) { c["num_experts_per_tok"] = 1; }},
       {"mixtral", "block_sparse_moe.gate.weight is [5, 48], but config.json asks for [6, 48]",
        [](Json& c) { c["num_local_experts"] = 6; }},
       {"llama_tied", "lm_head.weight is missing", [](Json& c) { c["tie_word_embeddings"] = false; }},
   };
+  const std::vector<std::pair<const char*, Json>> keys = {{"sliding_window", 8},
+                                                          {"attn_logit_softcapping", 50.0},
+                                                          {"final_logit_softcapping", 30.0},
+                                                          {"partial_rotary_factor", 0.5},
+                                                          {"mlp_bias", true},
+                                                          {"quantization_config", {{"quant_method", "fp8"}}},
+                                                          {"is_causal", false},
+                                                          {"use_qk_norm", true},
+                                                          {"residual_multiplier", 0.2},
+                                                          {"transformers_weights", "other.safetensors"}};
   const test::TemporaryFolder scratch;
+  for (const auto& [key, value] : keys) {
+    const auto folder = broken(made("llama_tied"), scratch, [&](Json& c) { c[key] = value; });
+    EXPECT_THAT(error_of([&] { import_huggingface(folder); }), HasSubstr(std::string(key) + " = ")) << key;
+  }
   for (const auto& item : cases) {
     const auto folder = broken(made(item.model), scratch, item.edit);
     EXPECT_THAT(error_of([&] { import_huggingface(folder); }), HasSubstr(item.message));
   }
+}
+
+/// A copy of a made model with more or other tensors.
+fs::path with_tensors(const fs::path& source, const test::TemporaryFolder& scratch,
+                      const std::map<std::string, at::Tensor>& changes) {
+  const auto folder = broken(source, scratch, [](Json&) {});
+  std::map<std::string, at::Tensor> tensors;
+  {
+    const SafetensorsFile file(folder / "model.safetensors");
+    for (const auto& name : file.names()) tensors[name] = file.read(name);
+  }
+  for (const auto& [name, tensor] : changes) tensors[name] = tensor;
+  write_safetensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
+  return folder;
+}
+
+TEST_F(Huggingface, ImportUsesEveryTensorOrNamesIt) {
+  const std::string layer = "model.layers.1.self_attn.";
+  struct Case {
+    const char* model;
+    std::string tensor;
+    at::Tensor value;
+    const char* help;
+  };
+  const std::vector<Case> cases = {
+      {"llama_tied", layer + "q_proj.bias", at::zeros({48}), "biases"},
+      {"llama_tied", layer + "q_norm.weight", at::ones({8}), "norm"},
+      {"llama_tied", layer + "q_proj.lora_A.weight", at::ones({4, 48}), "merge"},
+      {"llama_tied", layer + "q_proj.weight_scale", at::ones({1}), "dequantize"},
+      {"llama_tied", layer + "q_proj.weight", at::ones({48, 48}, at::kChar), "dequantize"},
+      {"llama_tied", layer + "q_proj.weight", at::ones({48, 48}).to(at::kFloat8_e4m3fn), "dequantize"},
+      {"llama_tied", layer + "rotary_emb.inv_freq", at::ones({4}), "rope_theta"},
+      {"llama_tied", "lm_head.bias", at::zeros({70}), "biases"},
+      {"llama_tied", "score.weight", at::zeros({2, 48}), "save_pretrained"},
+      {"llama_tied", "weight", at::zeros({70, 48}), "save_pretrained"},
+      {"gpt2", "transformer.h.0.attn.bias", at::zeros({120}), "constant"},
+      {"gpt2", "transformer.h.0.attn.bias", at::ones({1, 1, 24, 24}), "constant"},
+      {"gpt2", "transformer.h.0.attn.masked_bias", at::zeros({}), "constant"},
+      {"gpt2", "wte.weight", at::zeros({70, 40}), "save_pretrained"},
+      {"gpt2", "multiple_choice_head.summary.weight", at::zeros({1, 40}), "save_pretrained"},
+  };
+  const test::TemporaryFolder scratch;
+  for (const auto& item : cases) {
+    const auto folder = with_tensors(made(item.model), scratch, {{item.tensor, item.value}});
+    try {
+      import_huggingface(folder);
+      ADD_FAILURE() << item.tensor;
+    } catch (const UserError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("tensor " + item.tensor));
+      EXPECT_THAT(error.help(), HasSubstr(item.help)) << item.tensor;
+    }
+  }
+  ::testing::internal::CaptureStderr();
+  import_huggingface(
+      with_tensors(made("llama_tied"), scratch, {{"model.norm.weight", at::full({48}, 0.1, at::kDouble)}}));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("float64"));
+}
+
+TEST_F(Huggingface, ImportNamesTheFilesThatAreMissing) {
+  const test::TemporaryFolder scratch;
+  auto folder = broken(made("llama_sharded"), scratch, [](Json&) {});
+  const auto index = Json::parse(read_file(folder / "model.safetensors.index.json"));
+  std::set<std::string> shards;
+  for (const auto& file : index["weight_map"]) shards.insert(file.get<std::string>());
+  ASSERT_GT(shards.size(), 1u);
+  fs::remove(folder / *shards.begin());
+  EXPECT_THAT(error_of([&] { import_huggingface(folder); }),
+              ::testing::AllOf(HasSubstr("missing"), HasSubstr(*shards.begin())));
+  fs::remove(folder / "model.safetensors.index.json");
+  EXPECT_THAT(error_of([&] { import_huggingface(folder); }), HasSubstr("only expected.safetensors, model-0000"));
+  folder = broken(made("llama_tied"), scratch, [](Json&) {});
+  fs::rename(folder / "model.safetensors", folder / "pytorch_model.bin");
+  EXPECT_THAT(error_of([&] { import_huggingface(folder); }), HasSubstr("pytorch_model.bin"));
+  write_file_atomically(folder / "adapter_config.json", "{}");
+  EXPECT_THAT(error_of([&] { import_huggingface(folder); }), HasSubstr("adapter"));
 }
 
 TEST_F(Huggingface, ImportRefusesFoldersThatAreNotModels) {
@@ -205,7 +331,6 @@ TEST(HuggingfaceExport, NamesTheKeyThatNeitherArchitectureHas) {
               HasSubstr("mixtral not model.moe.shared_experts = 1"));
   EXPECT_THAT(message([&](auto& c) { mixture(c), c.moe.score = "sigmoid"; }, testing::llama_variant()),
               HasSubstr("mixtral not model.moe.score"));
-  EXPECT_THAT(message([](auto& c) { c.tied = false; }, testing::gpt2_variant()), HasSubstr("model.tied = false"));
   EXPECT_THAT(message([](auto& c) { c.kv_heads = 2; }, testing::gpt2_variant()), HasSubstr("model.kv_heads = 2"));
   EXPECT_FALSE(fs::exists(out.path() / "x"));
 }

@@ -5,7 +5,9 @@
 
 #include <map>
 
+#include "dovetail/base/error.h"
 #include "dovetail/models/block.h"
+#include "dovetail/models/generate.h"
 #include "dovetail/models/size.h"
 #include "small_models.h"
 
@@ -36,6 +38,7 @@ ModelConfig mixture_by(const std::string& router) {
 
 std::map<std::string, at::Tensor> gradients(GPT& model, const at::Tensor& tokens) {
   model.zero_grad();
+  for (const auto& [name, layer] : moe::layers_of(model)) layer->reset_load();  // a step begins
   const LossSum loss = model.loss(tokens, {.training = true, .seed = 5});
   loss.trained().backward();
   std::map<std::string, at::Tensor> result;
@@ -111,27 +114,86 @@ TEST(Mixture, RecomputingGivesTheSameBits) {
     const auto tokens = random_tokens(3, 11, model->config().vocab_size);
     const auto kept = gradients(*model, tokens);
     model->checkpoint_activations = true;
-    moe::Layer& layer = *moe::layers_of(*model).back().second;
-    layer.reset_load();
+    const moe::Layer& layer = *moe::layers_of(*model).back().second;
     for (const auto& [name, gradient] : gradients(*model, tokens))
       EXPECT_TRUE(at::equal(gradient, kept.at(name))) << router << " " << name;
     EXPECT_EQ(layer.load().choices(), 3 * 10 * config.moe.k);  // counted once
   }
 }
 
-// Not of experts that choose among a pass's tokens, nor of those taken in turn.
-class Decoding : public ::testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Mixture, Decoding, ::testing::Values("top_k", "noisy_top_k", "sinkhorn", "base", "hash"));
-
-TEST_P(Decoding, WithACacheRoutesAsTheWholeSequenceDoes) {
-  const auto model = make_model(mixture_by(GetParam()));
-  const auto tokens = random_tokens(2, 12, model->config().vocab_size);
-  const auto whole = model->logits(tokens);
-  KvCache cache;
-  for (int64_t t = 0; t < tokens.size(1); ++t) {
-    const auto step = model->logits_with_cache(tokens.narrow(1, t, 1), cache);
-    EXPECT_TRUE(at::allclose(step.squeeze(1), whole.select(1, t), 1e-4, 1e-4)) << t;
+/// Every router whose choice for a token depends on no later token, with every way to drop and to pad in training.
+std::vector<std::pair<std::string, ModelConfig>> causal_mixtures() {
+  std::vector<std::pair<std::string, ModelConfig>> found;
+  for (const char* router : {"top_k", "noisy_top_k", "sinkhorn", "base", "balanced", "hash"}) {
+    for (const char* drop : {"none", "position", "probability"}) {
+      if (router == std::string("hash") && drop == std::string("probability")) continue;
+      for (const char* rule : {"tutel", "switch", "megatron", "megablocks", "mesh_tf"}) {
+        if (drop == std::string("none") && rule != std::string("tutel")) continue;
+        for (const int64_t k : {1, 2}) {
+          if (router == std::string("base") && k == 2) continue;
+          ModelConfig c = mixture_by(router);
+          c.moe.k = k, c.moe.drop = drop, c.moe.capacity_rule = rule;
+          if (c.moe.drop != "none") {
+            c.moe.capacity_factor = 0.7, c.moe.slot_order = k == 2 ? "token" : "choice";
+            c.moe.pad_to_capacity = rule == std::string("switch");
+            c.moe.eval_capacity_factor = rule == std::string("megatron") ? 0.7 : 0;
+          }
+          if (k == 2 && router != std::string("hash")) c.moe.second_expert = "random", c.moe.normalize = "after";
+          found.emplace_back(std::string(router) + " " + drop + " " + rule + " " + std::to_string(k), c);
+        }
+      }
+    }
   }
+  return found;
+}
+
+TEST(Decoding, WithACacheEqualsReadingTheWholePrefix) {
+  for (const auto& [name, config] : causal_mixtures()) {
+    const auto model = make_model(config, 1, at::kDouble);
+    const auto tokens = random_tokens(2, 12, model->config().vocab_size);
+    const auto whole = model->logits(tokens);
+    KvCache cache;
+    for (const auto& [begin, size] : {std::pair<int64_t, int64_t>{0, 3}, {3, 1}, {4, 1}, {5, 2}, {7, 5}}) {
+      const auto step = model->logits_with_cache(tokens.narrow(1, begin, size), cache);
+      EXPECT_LT((step - whole.narrow(1, begin, size)).abs().max().item<double>(), 1e-11) << name << " at " << begin;
+    }
+  }
+}
+
+TEST(Decoding, ChoosesTheTokensThatTheWholePrefixDoes) {
+  for (const auto& [name, config] : causal_mixtures()) {
+    const auto model = make_model(config);
+    std::vector<int32_t> history = {5, 3, 60, 12};
+    const auto generated = generate(*model, history, {.max_tokens = 12, .temperature = 0});
+    for (const int32_t token : generated) {
+      const auto logits = model->logits(at::tensor(history, at::kLong).unsqueeze(0));
+      EXPECT_EQ(token, logits[0][-1].argmax().item<int32_t>()) << name;
+      history.push_back(token);
+    }
+  }
+}
+
+TEST(Decoding, RefusesExpertsThatChooseAmongLaterTokens) {
+  const auto model = make_model(mixture_by("expert_choice"));
+  EXPECT_THAT([&] { generate(*model, {1, 2}, {.max_tokens = 1}); },
+              ::testing::ThrowsMessage<UserError>(::testing::HasSubstr("model.moe.router = \"expert_choice\"")));
+  EXPECT_EQ(moe::reads_later_tokens(model->config().moe), "router = \"expert_choice\"");
+  EXPECT_EQ(moe::reads_later_tokens(mixture().moe), "");
+}
+
+TEST(Mixture, EvaluationHasACapacityOnlyWhereAFactorAsksForOne) {
+  ModelConfig config = mixture();
+  config.moe.drop = "position", config.moe.capacity_rule = "switch", config.moe.capacity_factor = 0.1;
+  const auto dropped_in = [&](double factor) {
+    config.moe.eval_capacity_factor = factor;
+    const auto model = make_model(config);
+    model->loss(random_tokens(3, 9, model->config().vocab_size));
+    return moe::layers_of(*model).back().second->load().dropped;
+  };
+  // 24 tokens take 2 of 6 experts each. By Switch's rule an expert has int(24 / 6 factor) slots.
+  EXPECT_EQ(dropped_in(0), 0);
+  EXPECT_EQ(dropped_in(0.25), 48 - 6);
+  EXPECT_EQ(dropped_in(100), 0);
 }
 
 TEST(Mixture, RunsOnTheMetaDevice) {

@@ -76,7 +76,7 @@ std::vector<at::Tensor> gradients(const at::Tensor& loss, Layer& layer, const at
 void expect_plain_loops(const Config& config, const at::Tensor& rows) {
   const auto made = layer(config);
   const at::Tensor x = rows.clone().requires_grad_(), direction = random(rows.sizes(), 99);
-  const Layer::Output out = made->forward(x);
+  const Layer::Output out = made->forward(x, {.training = true});
   const Routing routing = route(at::linear(x, made->named_parameters()["router.weight"]), routing_spec(config));
   const at::Tensor expected = by_loops(*made, routing, x, config.shared_experts > 0);
   EXPECT_TRUE(at::allclose(out.y, expected, 1e-12, 1e-12));
@@ -113,6 +113,7 @@ TEST(MoeLayer, ExpertsThatChooseTheirTokens) {
   Config c = config(5, 2);
   c.router = "expert_choice";
   c.load_loss = 0;
+  c.load_scope = "auto";
   c.scale = 1.5;
   c.z_loss = 0.1;
   const auto made = layer(resolve(c, kFfnWidth));
@@ -149,6 +150,7 @@ TEST(MoeLayer, HashedTokensAreTheMeanOfTheirExperts) {
   Config c = config(5, 2);
   c.router = "hash";
   c.load_loss = 0;
+  c.load_scope = "auto";
   const auto made = layer(resolve(c, kFfnWidth));
   const at::Tensor x = random({2, 9, kWidth}, 50), ids = at::randint(100, {2, 9}, at::kLong);
   const Pass pass = {.training = true, .tokens = ids};
@@ -182,10 +184,11 @@ TEST(MoeLayer, DroppedTokensGetNothing) {
   c.capacity_factor = 0.5;  // int(0.5 * 10 / 2) slots
   const auto made = layer(c);
   const at::Tensor x = random({1, kWidth}, 52).expand({10, kWidth}).contiguous();
-  const at::Tensor y = made->forward(x).y;
+  const at::Tensor y = made->forward(x, {.training = true}).y;
   EXPECT_GT(y.narrow(0, 0, 2).abs().amin().item<double>(), 0);
   EXPECT_EQ(y.narrow(0, 2, 8).abs().max().item<double>(), 0);
   EXPECT_EQ(made->load().dropped, 8);
+  EXPECT_GT(made->forward(x).y.abs().amin().item<double>(), 0);  // none in evaluation
 }
 
 TEST(MoeLayer, ExpertsWithoutTokensHaveGradientsOfZero) {

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <numeric>
+#include <tuple>
 
 #include "dovetail/base/error.h"
 #include "dovetail/moe/layer.h"
@@ -80,7 +81,7 @@ struct Made {
   std::map<std::string, at::Tensor> gradients;
 };
 
-Made run(Layer& layer, const at::Tensor& all_x, int64_t first, int64_t count, const Pass& pass = {}) {
+Made run(Layer& layer, const at::Tensor& all_x, int64_t first, int64_t count, const Pass& pass = {.training = true}) {
   const at::Tensor x = all_x.narrow(0, first, count).detach().clone().requires_grad_();
   const at::Tensor direction = random(all_x.sizes(), 99).to(x.scalar_type()).narrow(0, first, count);
   const at::Tensor y = layer.forward(x, pass).y;
@@ -140,7 +141,7 @@ Made run_rank(const Layout& layout, const Reference& whole, const std::shared_pt
   }
   const auto before = layout.tokens.begin();
   return run(*layer, whole.x, std::accumulate(before, before + group->rank(), int64_t{0}),
-             layout.tokens[static_cast<size_t>(group->rank())], {.most_tokens = layout.most_tokens});
+             layout.tokens[static_cast<size_t>(group->rank())], {.training = true, .most_tokens = layout.most_tokens});
 }
 
 /// Every rank against the same tokens of one rank with all experts.
@@ -342,6 +343,34 @@ TEST(Spread, RoundedPayloadsStayNearAndAreCounted) {
       group->all_reduce(from_other);
       const int64_t back = from_other.item<int64_t>() - to_other;
       EXPECT_EQ(sent, 4 * 8 + to_other * bytes + back * 4 * kRow);
+    });
+  }
+}
+
+TEST(Spread, ResultsInBfloat16AreThoseOfOneRankWhereTheyAreSentInFloat32) {
+  constexpr int64_t kTokens = 23;
+  ExpertWeights all{.activation = "gelu"};
+  for (uint64_t e = 0; e < 6; ++e) {
+    all.up.push_back(random({kFfnWidth, kWidth}, e).to(at::kBFloat16));
+    all.down.push_back(random({kWidth, kFfnWidth}, 10 + e).to(at::kBFloat16));
+  }
+  const at::Tensor x = random({kTokens, kWidth}, 98).to(at::kBFloat16);
+  const Routing routing = route(random({kTokens, 6}, 97).to(at::kFloat), {.k = 2, .drop = Drop::kNone});
+  const at::Tensor alone = feed_forward(x, routing.weight, dispatch(routing.expert, routing.slot, 6), all);
+  for (const auto& [payload, least, most] :
+       {std::tuple{Payload::kFloat32, 0.0, 1e-5}, {Payload::kUnchanged, 1e-3, 0.1}}) {
+    expect_all_succeed(2, [&, payload = payload, least = least, most = most](const std::shared_ptr<Group>& group) {
+      ExpertRanks ranks{.placement = make_placement(6, 2, 1, kFfnWidth, false), .group = group};
+      ranks.combine.forward = payload;
+      LocalExperts local{.weights = {.activation = "gelu"}, .modules = {}};
+      for (size_t e = 0; e < 3; ++e) {
+        local.weights.up.push_back(all.up[3 * static_cast<size_t>(group->rank()) + e]);
+        local.weights.down.push_back(all.down[3 * static_cast<size_t>(group->rank()) + e]);
+      }
+      const at::Tensor y = parallel_feed_forward(x, routing.weight, routing.expert, routing.slot, local, ranks, {});
+      const double error = (y - alone).abs().max().item<double>() / alone.abs().max().item<double>();
+      EXPECT_GE(error, least);
+      EXPECT_LE(error, most);
     });
   }
 }

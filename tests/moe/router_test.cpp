@@ -156,6 +156,12 @@ TEST(Router, BalancedChoicesAreForTraining) {
   const auto balanced = router(config([](Config& c) { c.router = "balanced"; }));
   for (const Pass& pass : {Pass(), kTraining})
     EXPECT_TRUE(at::equal(balanced->forward(tokens(), pass).routing.count, at::full({6}, 16)));
+  // In evaluation the position in the sequence decides.
+  const at::Tensor sequences = tokens().view({4, 12, kWidth});
+  const at::Tensor expert = balanced->forward(sequences, {}).routing.expert.view({4, 12, 2});
+  EXPECT_TRUE(at::equal(expert[3], expert[0]));
+  EXPECT_TRUE(
+      at::equal(balanced->forward(sequences.narrow(1, 5, 2), {.first_position = 5}).routing.expert[0], expert[0][5]));
 }
 
 TEST(Router, HashingSpreadsTheVocabularyAndReadsNothingElse) {
@@ -249,6 +255,9 @@ TEST(RouterConfig, RefusesWhatWouldDoNothing) {
   expect_refused("model.moe.drop", [](Config& c) { c.router = "expert_choice", c.drop = "position"; });
   expect_refused("model.moe.drop", [](Config& c) { c.router = "hash", c.drop = "probability"; });
   expect_refused("model.moe.z_loss", [](Config& c) { c.router = "hash", c.z_loss = 0.1; });
+  expect_refused("eval_capacity_factor", [](Config& c) { c.eval_capacity_factor = 2; });
+  expect_refused("model.moe.normalize", [](Config& c) { c.k = 1, c.normalize = "after"; });
+  expect_refused("model.moe.num_groups", [](Config& c) { c.num_groups = c.top_groups = 3; });
 }
 
 }  // namespace

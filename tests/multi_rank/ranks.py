@@ -28,7 +28,7 @@ def processes_of(folder: Path, word: bytes) -> list[int]:
     for path in Path("/proc").glob("[0-9]*"):
         try:
             words = (path / "cmdline").read_bytes().split(b"\0")
-            same = os.readlink(path / "cwd") == str(folder) and word in words
+            same = os.readlink(path / "cwd") == str(folder) and word in words and b"launch" not in words
             if same and os.readlink(path / "exe") == os.path.realpath(BINARY):
                 found.append(int(path.name))
         except OSError:

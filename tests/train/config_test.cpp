@@ -75,6 +75,10 @@ TEST_F(RunConfigFile, RefusesWhatNoRunCanMean) {
       {"[train]\nsteps = 10\n[schedule]\ndecay = \"wsd\"\nwarmup_steps = 5\ndecay_fraction = 0.9",
        "schedule.decay_fraction"},
       {"[run]\nname = \"a/b\"", "run.name"},
+      {"[schedule]\ndecay_fraction = 0.3", "schedule.decay_fraction does nothing with schedule.decay = \"cosine\""},
+      {"[schedule]\ndecay = \"linear\"\ndecay_fraction = 0.3", "schedule.decay_fraction does nothing"},
+      {"[schedule]\ndecay = \"constant\"\nmin_lr_ratio = 0.3", "schedule.min_lr_ratio does nothing"},
+      {"[log]\nsample_tokens = 3", "log.sample_tokens = 3 does nothing"},
   };
   for (const auto& [toml, key] : cases) EXPECT_THAT(refusal(toml), HasSubstr(key)) << toml;
 }
@@ -105,6 +109,10 @@ TEST_F(RunConfigFile, RefusesWhatTheTaskDoesNotRead) {
       {"[embedding]\nmemory_bytes = 9\npolicy = \"lru\"\nwarmup_steps = 9\n",
        "warmup_steps and refresh_steps do nothing"}};
   for (const auto& [toml, key] : cases) EXPECT_THAT(refusal(clicks + toml), HasSubstr(key)) << toml;
+  const std::string hashed =
+      "[recommender]\nmodel = \"deepfm\"\n[rows]\nfiles = [\"a.tsv\"]\nlabel = \"clicked\"\n"
+      "sparse = [{ columns = \"user\", max_rows = 9 }]\n[embedding]\nmemory_bytes = 9\n";
+  EXPECT_THAT(refusal(hashed), HasSubstr("embedding.memory_bytes does nothing"));
   const std::pair<std::vector<const char*>, const char*> features[] = {
       {{"max_bytes = \"64MiB\""}, "max_bytes caps a table without a fixed vocabulary"},
       {{"max_rows = 9", "max_bytes = \"64 mib\""}, "max_bytes = \"64 mib\" is no size"},

@@ -3,6 +3,7 @@
 #include "dovetail/train/expert_parallel.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,6 +13,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/io/checkpoint.h"
+#include "dovetail/train/expert_plans.h"
 #include "dovetail/train/load_model.h"
 #include "dovetail/train/optimizer.h"
 #include "dovetail/train/resolve.h"
@@ -39,7 +41,6 @@ RunConfig mixture(const test::TinyRun& run, const std::string& name) {
   config.model.moe.experts = 6;
   config.model.moe.ffn_width = 24;
   config.model.moe.shared_experts = 1;
-  config.model.moe.load_loss = 0;
   config.model.moe.z_loss = 0.01;
   config.model.moe.score = "sigmoid";
   config.model.moe.bias_update_rate = 0.001;
@@ -93,11 +94,54 @@ std::vector<Layout> layouts() {
 
 TEST(ExpertParallel, EveryLayoutTrainsAsOneRank) {
   const test::TinyRun run;
-  const Trained alone = train_on({1, {}}, mixture(run, "alone"));
+  // In one micro-batch the load loss counts the whole batch, in several each sequence.
+  const Trained whole = train_on({1, {}}, mixture(run, "whole")), cut = train_on({1, {}, 1}, mixture(run, "cut"));
   int i = 0;
   for (const Layout& layout : layouts()) {
     SCOPED_TRACE(++i);
-    expect_near(train_on(layout, mixture(run, "spread" + std::to_string(i))), alone, 1e-9);
+    expect_near(train_on(layout, mixture(run, "spread" + std::to_string(i))), layout.micro_batch > 0 ? cut : whole,
+                1e-9);
+  }
+}
+
+std::vector<double> losses(const test::TinyRun& run, const std::string& name) {
+  std::vector<double> found;
+  for (const auto& line : run.metrics(name))
+    found.push_back(line["loss"].get<double>() + line["router_loss"].get<double>());
+  return found;
+}
+
+TEST(ExpertParallel, TheDefaultMixtureLosesTheSameOnOneTwoAndFourRanks) {
+  const test::TinyRun run;
+  const auto losses_on = [&](const Layout& layout, const char* router, const std::string& name) {
+    RunConfig config = run.config(name);
+    config.precision.recipe = "fp64";
+    config.model.moe = {.experts = 8, .router = router};
+    config.train.steps = 20;
+    config.train.batch = 8;
+    train_on(layout, config);
+    return losses(run, name);
+  };
+  int i = 0;
+  for (const char* router : {"top_k", "noisy_top_k"}) {
+    const auto whole = losses_on({1, {}}, router, fmt::format("{}_whole", router)),
+               cut = losses_on({1, {}, 3}, router, fmt::format("{}_cut", router));
+    ASSERT_EQ(whole.size(), 20U);
+    EXPECT_NE(whole, cut);
+    for (const Layout& layout : std::vector<Layout>{{2, {}},
+                                                    {2, {.expert = 2}},
+                                                    {4, {.expert = 4}},
+                                                    {4, {.expert = 2}},
+                                                    {3, {.expert = 3, .r = 0}},  // uneven: 3, 3 and 2 samples
+                                                    {2, {.expert = 2}, 3},       // micro-batches of 3 and 1
+                                                    {4, {}, 1}}) {
+      SCOPED_TRACE(++i);
+      const auto spread = losses_on(layout, router, fmt::format("{}_{}", router, i));
+      const auto& alone = layout.micro_batch > 0 ? cut : whole;
+      ASSERT_EQ(spread.size(), alone.size());
+      for (size_t step = 0; step < alone.size(); ++step)
+        EXPECT_NEAR(spread[step], alone[step], 1e-12 * alone[step]) << router << " step " << step;
+    }
   }
 }
 
@@ -105,6 +149,7 @@ TEST(ExpertParallel, PaddedToACapacityTrainsAsDropless) {
   const test::TinyRun run;
   int i = 0;
   for (const Layout& layout : layouts()) {
+    if (layout.parallel.r == 0) continue;  // refused: no row moves that could be padded
     SCOPED_TRACE(++i);
     RunConfig dropless = mixture(run, "dropless" + std::to_string(i));
     dropless.model.moe.drop = "position";
@@ -127,8 +172,11 @@ TEST(ExpertParallel, TheSameLayoutGivesTheSameBits) {
 
 TEST(ExpertParallel, ARunGoesOnInAnyOtherLayout) {
   const test::TinyRun run;
-  const Trained straight = train_on({1, {}}, mixture(run, "straight"));
+  RunConfig whole = mixture(run, "straight");
+  whole.model.moe.load_scope = "sequence";  // whatever the micro-batches of a layout
+  const Trained straight = train_on({1, {}}, whole);
   RunConfig cut = mixture(run, "cut");
+  cut.model.moe.load_scope = "sequence";
   cut.train.time_limit_s = 1e-9;  // a process makes one step
   for (const Layout& layout : layouts()) train_on(layout, cut);
   train_on({1, {}}, cut);
@@ -254,6 +302,75 @@ TEST(ExpertParallel, AutoGoesByTheCostsAndKeepsQuantizedExpertsWhereTheyAre) {
   const nlohmann::json quantized = chosen(run, "quantized", 2, "mxfp8");
   EXPECT_EQ(quantized["r"], 1);
   EXPECT_TRUE(quantized["shadowed"].empty());
+}
+
+/// The plan that "auto" chooses where experts are cheaper to move than rows, beside what else is asked.
+moe::Plan plan_beside(const test::TinyRun& run, ParallelSection asked) {
+  RunConfig config = mixture(run, "unused");
+  config.model.moe.ffn_width = 2;
+  config.model = resolve_model_config(config.model, 50);
+  const auto costs = run.file("costs-of-plans", "costs.json");
+  std::filesystem::create_directories(costs.parent_path());
+  write_file_atomically(costs, R"({"ranks_per_node": 2, "inside": {"latency_s": 1e-6, "bytes_per_s": 1},
+                                   "between": {"latency_s": 1e-6, "bytes_per_s": 1},
+                                   "copy_bytes_per_s": 1e9, "call_s": 1e-6, "flops": 1e12, "source": "a test"})");
+  asked.expert = 4;
+  asked.ranks_per_node = 2;
+  asked.costs = costs.string();
+  config.parallel = asked;
+  moe::Plan plan;
+  expect_all_succeed(4, [&](const std::shared_ptr<Group>& group) {
+    const ExpertParallel parallel(config, group);
+    const GPT model(config.model, c10::kCPU, parallel.ranks());
+    const ExpertPlans plans(model, config, 64, at::kFloat, parallel, *group);
+    if (group->rank() == 0) plan = moe::layers_of(model)[0].second->plan();
+  });
+  return plan;
+}
+
+TEST(ExpertParallel, AutoObeysTheKeysBesideIt) {
+  const test::TinyRun run;
+  constexpr int64_t kAuto = ParallelSection::kAuto;
+  EXPECT_EQ(plan_beside(run, {.r = kAuto}).shards, 0);
+  EXPECT_EQ(plan_beside(run, {.r = kAuto, .overlap = kAuto, .all_to_all = "auto", .shadow = kAuto}).shards, 0);
+  for (const int overlap : {2, 3, 8}) {
+    const moe::Plan plan = plan_beside(run, {.r = kAuto, .overlap = overlap});
+    EXPECT_EQ(plan.overlap, overlap);
+    EXPECT_EQ(plan.shards, 1);
+  }
+  const moe::Plan in_nodes = plan_beside(run, {.r = kAuto, .all_to_all = "2dh"});
+  EXPECT_TRUE(in_nodes.hierarchical);
+  EXPECT_EQ(in_nodes.shards, 1);
+  EXPECT_FALSE(plan_beside(run, {.r = 1, .overlap = kAuto}).hierarchical);
+  EXPECT_TRUE(plan_beside(run, {.overlap = kAuto, .all_to_all = "2dh"}).hierarchical);
+  EXPECT_EQ(plan_beside(run, {.r = kAuto, .shadow = 2}).shards, 1);
+  EXPECT_EQ(plan_beside(run, {.r = kAuto, .dispatch = "bf16"}).shards, 1);
+  EXPECT_EQ(plan_beside(run, {.r = kAuto, .combine = "mxfp8"}).shards, 1);
+}
+
+TEST(ExpertParallel, RefusesKeysThatWouldDoNothing) {
+  const test::TinyRun run;
+  const auto expect_refused = [&](const char* what, const ParallelSection& parallel, const char* drop = "none") {
+    RunConfig config = mixture(run, "unread");
+    config.model.moe.drop = drop;
+    config.model.moe.pad_to_capacity = drop != std::string("none");
+    config.model = resolve_model_config(config.model, 50);
+    config.parallel = parallel;
+    EXPECT_THAT([&] { check_parallel(config); }, ThrowsMessage<UserError>(HasSubstr(what)));
+  };
+  constexpr int64_t kAuto = ParallelSection::kAuto;
+  for (const int64_t overlap : {kAuto, int64_t{2}, int64_t{8}})
+    expect_refused("parallel.overlap does nothing with parallel.r = 0", {.expert = 2, .r = 0, .overlap = overlap});
+  for (const char* route : {"2dh", "auto"})
+    expect_refused("parallel.all_to_all does nothing", {.expert = 4, .r = 0, .all_to_all = route, .ranks_per_node = 2});
+  for (const int64_t shadow : {kAuto, int64_t{1}})
+    expect_refused("parallel.shadow does nothing", {.expert = 2, .r = 0, .shadow = shadow});
+  expect_refused("parallel.dispatch does nothing", {.expert = 2, .r = 0, .dispatch = "bf16"});
+  expect_refused("parallel.combine does nothing", {.expert = 2, .r = 0, .combine = "mxfp8"});
+  expect_refused("pad_to_capacity pads rows that move", {.expert = 2, .r = 0}, "position");
+  expect_refused("2 ranks of parallel.expert are one node", {.expert = 2, .all_to_all = "2dh", .ranks_per_node = 2});
+  expect_refused("on nodes of one rank", {.expert = 2, .all_to_all = "2dh", .ranks_per_node = 1});
+  expect_refused("parallel.ranks_per_node = 8 is more", {.expert = 4, .all_to_all = "2dh", .ranks_per_node = 8});
 }
 
 TEST(ExpertParallel, KnowsHowManyTokensAProductHas) {

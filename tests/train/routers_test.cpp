@@ -3,16 +3,20 @@
 #include "dovetail/train/router_bias.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "dovetail/base/error.h"
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/moe/layer.h"
 #include "dovetail/train/load_model.h"
+#include "dovetail/train/resolve.h"
+#include "dovetail/train/resume.h"
 #include "tests/comm/ranks.h"
 #include "tests/train/tiny_run.h"
 
@@ -110,16 +114,60 @@ TEST(LoadScope, OverTheGlobalBatchRanksAndRecomputationChangeNothing) {
   EXPECT_GT(std::abs(loss_on(2, "micro_batch") - alone), 1e-7);
 }
 
-TEST(LoadScope, UnevenSharesOfRanksAreRefused) {
+TEST(LoadScope, OverTheGlobalBatchRanksNeedNoEqualShares) {
   const test::TinyRun run;
-  RunConfig config = mixture(run, "uneven");
-  config.model.moe.bias_update_rate = 0;
-  config.model.moe.load_loss = 0.01;
-  config.model.moe.load_scope = "global_batch";
-  config.train.batch = 5;
-  const auto errors =
-      run_ranks(2, [&](std::shared_ptr<Group> group) { train(config, std::move(group), {.quiet = true}); });
-  EXPECT_THAT(errors[0], HasSubstr("model.moe.load_scope"));
+  const auto loss_of = [&](int ranks, int64_t micro_batch) {
+    RunConfig config = run.config(fmt::format("uneven{}_{}", ranks, micro_batch));
+    config.precision.recipe = "fp64";
+    config.model.moe.experts = 6;
+    config.model.moe.load_loss = 1;
+    config.model.moe.load_scope = "global_batch";
+    config.train.batch = 5;
+    config.train.micro_batch = micro_batch;
+    double loss = 0;
+    trained_on(ranks, config, &loss);
+    return loss;
+  };
+  EXPECT_NEAR(loss_of(2, 0), loss_of(1, 0), 1e-10);
+  EXPECT_GT(loss_of(2, 1), 0);  // the second rank's third pass is empty
+}
+
+TEST(LoadScope, ByDefaultFollowsFromTheMicroBatches) {
+  const test::TinyRun run;
+  const auto scope = [&](int64_t micro_batch, const char* asked, double load_loss) {
+    RunConfig config = run.config();
+    config.model.moe = {.experts = 6, .load_scope = asked, .load_loss = load_loss};
+    config.train.micro_batch = micro_batch;
+    return resolve_run(config, *local_groups(1)[0], {.dry_run = true, .quiet = true}).config.model.moe.load_scope;
+  };
+  EXPECT_EQ(scope(0, "auto", -1), "global_batch");
+  EXPECT_EQ(scope(4, "auto", -1), "global_batch");  // the whole batch
+  EXPECT_EQ(scope(2, "auto", -1), "sequence");
+  EXPECT_EQ(scope(2, "global_batch", -1), "global_batch");
+  EXPECT_EQ(scope(2, "micro_batch", 0.01), "micro_batch");
+  EXPECT_EQ(scope(2, "auto", 0), "auto");
+  EXPECT_EQ(scope(2, "micro_batch", 0), "auto");  // version 0.1 wrote this without a load loss
+}
+
+TEST(LoadScope, ARunOfVersion01GoesOnAndSaysWhatIsOther) {
+  const test::TinyRun run;
+  RunConfig config = run.config();
+  config.model.moe = {.experts = 6, .load_scope = "micro_batch"};
+  config.train.time_limit_s = 1e-9;
+  trained_on(1, config);
+  nlohmann::json state = read_latest_checkpoint(config.folder() / "checkpoints").state;
+  state["config"]["model"]["moe"].erase("eval_capacity_factor");  // a key that it did not know
+  const auto now = [&](const char* scope) {
+    config.model.moe.load_scope = scope;
+    return check_same_run(state, resolve_run(config, *local_groups(1)[0], {.dry_run = true, .quiet = true}), 1, 1);
+  };
+  EXPECT_THAT(now("micro_batch"), ::testing::IsEmpty());
+  EXPECT_THAT(now("auto"),
+              ::testing::ElementsAre(HasSubstr("model.moe.load_scope was \"micro_batch\", is \"global_batch\"")));
+  // A dense model of that version has the old default, too.
+  config.model.moe = {};
+  state["config"]["model"]["moe"] = {{"experts", 0}, {"load_scope", "micro_batch"}};
+  EXPECT_THAT(now("auto"), ::testing::IsEmpty());
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -51,11 +52,21 @@ class ParquetColumns {
   virtual std::vector<ColumnValues> read(int64_t group) = 0;
 };
 
+/// Bytes from the first to the last.
+class ByteStream {
+ public:
+  virtual ~ByteStream() = default;
+  /// Up to `bytes` of the next ones, at least one; 0 at the end.
+  virtual size_t read(char* to, size_t bytes) = 0;
+};
+
 /// The module's symbols, `extern "C"`. They throw UserError.
 using OpenParquetText = void (*)(const char* path, const char* column, std::unique_ptr<ParquetText>& reader);
 using OpenParquetColumns = void (*)(const char* path, std::unique_ptr<ParquetColumns>& reader);
+using OpenUnpacked = void (*)(const char* path, const char* codec, std::unique_ptr<ByteStream>& stream);
 constexpr const char* kParquetModule = "libdovetail_parquet.so";
 constexpr const char* kParquetTextEntry = "dovetail_open_parquet_text";
 constexpr const char* kParquetColumnsEntry = "dovetail_open_parquet_columns";
+constexpr const char* kUnpackedEntry = "dovetail_open_unpacked";
 
 }  // namespace dovetail

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "dovetail/base/file.h"
+#include "dovetail/data/parquet/parquet_module.h"
+
+namespace dovetail {
+
+enum class Packing { kNone, kGzip, kZstd, kBzip2 };
+enum class Encoding { kUtf8, kUtf16Little, kUtf16Big };
+enum class InputKind { kText, kParquet, kNpy, kZip, kOther };
+
+/// Kind of an input file, found by its first bytes and never by its name.
+struct InputHead {
+  Packing packing = Packing::kNone;
+  InputKind kind = InputKind::kText;    ///< kind of the unpacked bytes
+  Encoding encoding = Encoding::kUtf8;  ///< of a text
+  std::string name = "text";            ///< words for messages: "gzip-compressed text in UTF-16", "a PNG image"
+  std::string extension;                ///< of the path: lower case, with its dot, the one before ".gz", ".zst", ".bz2"
+
+  /// True where the bytes of the file are the bytes to read: not packed, and UTF-8 if it is a text.
+  bool is_plain() const { return packing == Packing::kNone && encoding == Encoding::kUtf8; }
+};
+
+/// Looks at the first 64 KiB, unpacked. An empty file is a text. UTF-16 needs a byte order mark.
+///
+/// Kinds by magic bytes: gzip, zstd, bzip2; Parquet, .npy, zip (.npz); other binary formats are `kOther`, and so is a
+/// text in UTF-32 or in UTF-16 without a mark, which `name` says. Throws UserError for a file that cannot be read or
+/// whose packing is damaged.
+InputHead look_at_input(const std::filesystem::path& path);
+
+/// Throws UserError "this is <name>, not <wanted>" unless `head.kind` is text.
+void require_text(const InputHead& head, const std::filesystem::path& path, std::string_view wanted);
+
+/// The bytes of an input from the first to the last: unpacked, UTF-16 as UTF-8, without a byte order mark. Memory: some
+/// pieces of 256 KiB. `read` throws UserError for damage, a truncated stream and half a surrogate pair of UTF-16.
+std::unique_ptr<ByteStream> open_input_stream(const std::filesystem::path& path, const InputHead& head);
+
+/// The same bytes, mapped. A plain file is mapped as it is. Any other is written to an unnamed file in $TMPDIR
+/// (default /var/tmp) first: the bytes take space on that disk, not memory.
+class MappedInput {
+ public:
+  explicit MappedInput(const std::filesystem::path& path);
+  MappedInput(const std::filesystem::path& path, InputHead head);
+
+  const InputHead& head() const { return head_; }
+  /// Without a byte order mark. In a text with no line feed at all, carriage returns have become line feeds.
+  std::string_view bytes() const { return bytes_; }
+  const MappedFile& mapped() const { return file_; }
+
+ private:
+  InputHead head_;
+  MappedFile file_;
+  std::string_view bytes_;
+};
+
+}  // namespace dovetail

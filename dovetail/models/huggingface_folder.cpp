@@ -1,0 +1,118 @@
+#include "dovetail/models/huggingface_folder.h"
+
+#include <c10/core/ScalarType.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/types.h>
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/file.h"
+#include "dovetail/base/log.h"
+
+namespace dovetail {
+namespace {
+
+constexpr const char* kWholeFile = "model.safetensors";
+constexpr const char* kIndexFile = "model.safetensors.index.json";
+
+}  // namespace
+
+nlohmann::json read_json_file(const std::filesystem::path& path) {
+  auto json = nlohmann::json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+  user_check(!json.is_discarded(), "{} is not valid JSON", path.string());
+  return json;
+}
+
+TensorFolder::TensorFolder(const std::filesystem::path& folder) : folder_(folder) {
+  const bool has_index = std::filesystem::exists(folder / kIndexFile);
+  if (std::filesystem::exists(folder / kWholeFile)) {
+    for (const auto& name : open(kWholeFile).names()) file_of_[name] = {kWholeFile, name};
+    if (has_index)
+      log_warning("{}: {} is read, as transformers does; {} and the shards that it names are not", folder.string(),
+                  kWholeFile, kIndexFile);
+  } else if (has_index) {
+    read_index(folder / kIndexFile);
+  } else {
+    refuse_without_tensors();
+  }
+  for (const auto& [name, place] : file_of_) unread_.insert(name);
+}
+
+void TensorFolder::read_index(const std::filesystem::path& path) {
+  const auto index = read_json_file(path);
+  user_check(index.is_object() && index.contains("weight_map") && index["weight_map"].is_object(),
+             "{}: weight_map is missing", path.string());
+  std::set<std::string> shards, missing;
+  for (const auto& [name, file] : index["weight_map"].items()) {
+    user_check(file.is_string() && std::filesystem::path(file.get<std::string>()).filename() == file.get<std::string>(),
+               "{}: weight_map.{} = {} is not the name of a file in this folder", path.string(), name, file.dump());
+    file_of_[name] = {file.get<std::string>(), name};
+    (std::filesystem::exists(folder_ / file_of_[name].file) ? shards : missing).insert(file_of_[name].file);
+  }
+  if (!missing.empty())
+    throw UserError(
+        fmt::format("{} names {} file{} that {} missing: {}", path.string(), missing.size(),
+                    missing.size() == 1 ? "" : "s", missing.size() == 1 ? "is" : "are", fmt::join(missing, ", ")),
+        fmt::format("put the shards beside the index, or the whole model as {}", kWholeFile));
+  // transformers reads all tensors of each shard, so an index that lists fewer hides none.
+  for (const auto& shard : shards)
+    for (const auto& name : open(shard).names()) file_of_.try_emplace(name, Place{shard, name});
+}
+
+void TensorFolder::refuse_without_tensors() const {
+  user_check(std::filesystem::is_directory(folder_), "{} is not a folder", folder_.string());
+  std::set<std::string> others;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+    const auto extension = entry.path().extension();
+    for (const auto* known : {".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".safetensors"})
+      if (extension == known) others.insert(entry.path().filename().string());
+  }
+  throw UserError(fmt::format("{} holds neither {} nor {}{}", folder_.string(), kWholeFile, kIndexFile,
+                              others.empty() ? "" : fmt::format(", only {}", fmt::join(others, ", "))),
+                  others.empty() ? "give the folder that save_pretrained(...) has written"
+                                 : "save the model as safetensors with transformers: "
+                                   "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)");
+}
+
+const SafetensorsFile& TensorFolder::open(const std::string& file_name) {
+  auto& file = files_[file_name];
+  if (!file) file = std::make_unique<SafetensorsFile>(folder_ / file_name);
+  return *file;
+}
+
+at::Tensor TensorFolder::read(const std::string& name) {
+  user_check(contains(name), "{}: tensor {} is missing", folder_.string(), name);
+  unread_.erase(name);
+  const auto& place = file_of_[name];
+  return open(place.file).read(place.name);
+}
+
+at::Tensor TensorFolder::read_weight(const std::string& name) {
+  const auto tensor = read(name);
+  const auto dtype = tensor.scalar_type();
+  if (dtype != at::kFloat && dtype != at::kDouble && dtype != at::kBFloat16 && dtype != at::kHalf)
+    throw UserError(fmt::format("{}: tensor {} holds {}, not float32, bfloat16 or float16", folder_.string(), name,
+                                c10::toString(dtype)),
+                    "the weights are quantized: dequantize them with transformers and save them as bfloat16");
+  auto weight = tensor.to(at::kFloat);
+  if (dtype == at::kDouble && !at::equal(weight.to(at::kDouble), tensor)) rounded_.push_back(name);
+  return weight;
+}
+
+void TensorFolder::rename(const std::string& from, const std::string& to) {
+  file_of_[to] = file_of_.at(from);
+  file_of_.erase(from);
+  unread_.erase(from);
+  unread_.insert(to);
+}
+
+void TensorFolder::warn_of_rounding() const {
+  if (rounded_.empty()) return;
+  log_warning("{}: {} float64 tensors are rounded to float32, the first is {}", folder_.string(), rounded_.size(),
+              rounded_[0]);
+}
+
+}  // namespace dovetail
