@@ -169,7 +169,11 @@ class LaunchCommand : public Command {
       throw UserError(fmt::format("cannot make a folder {}: {}", folder, std::strerror(errno)),
                       "set TMPDIR to a folder that can be written");
     const JobEnd end(std::filesystem::path(folder) / "end");
-    const int64_t threads = std::max<int64_t>(1, std::thread::hardware_concurrency() / ranks_);
+    const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
+    if (ranks_ > cores)
+      log_warning("{} ranks share {} cores: they take turns, and a step takes longer than with -n {}", ranks_, cores,
+                  cores);
+    const int64_t threads = std::max<int64_t>(1, cores / ranks_);
     g_torchrun = start(words, (std::filesystem::path(folder) / "end").string(), threads);
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, forward_signal);
     const int code = wait_for(g_torchrun, end);

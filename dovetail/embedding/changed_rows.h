@@ -10,10 +10,12 @@ namespace dovetail::embedding {
 /// Whether tables remember which rows changed since the last checkpoint, for a delta.
 enum class Changes { kUntracked, kTracked };
 
-/// Which rows of a table: all, or those that updates changed since forget_changes.
-enum class RowSet { kAll, kChanged };
+/// Which rows of a table.
+///   kUpdated  Rows that an update or a checkpoint has set; the others have their initial values.
+///   kChanged  Rows that updates changed since forget_changes.
+enum class RowSet { kAll, kUpdated, kChanged };
 
-/// Which rows of a table changed since the last checkpoint: a bit for each.
+/// A set of a table's rows: a bit for each.
 class ChangedRows {
  public:
   explicit ChangedRows(int64_t rows) : bits_(static_cast<size_t>((rows + 63) / 64)) {}

@@ -126,7 +126,7 @@ void DistributedTables::gather_group(TableStep& step, int64_t micro_batch, int64
     if (plan_.packs[i].group != group) continue;
     const TableStep::InPack& in = step.packs_[i];
     if (packs_[i]->alone()) {
-      pool_into(packs_[i]->tables(), in.received[m].front(), step.pooled_[m]);
+      packs_[i]->pool_batch(in.received[m].front(), step.pooled_[m]);
     } else if (packs_[i]->exchanges_pooled()) {
       messages.emplace_back(i, packs_[i]->pool_received(in.received[m]));
     } else {

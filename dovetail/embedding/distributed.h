@@ -66,7 +66,7 @@ class DistributedTables {
   /// All ranks together, with the same spec and plan; plan.ranks is the group's size. `group` is used by these tables
   /// alone. With `tiers`, its memory_bytes and step_rows are this rank's, and the memory is shared out over the packs
   /// by their bytes, but those of tables without a fixed vocabulary, to which `hashed` applies: they stay in memory.
-  /// What tracks changes, a bit for each row, is taken from it.
+  /// What marks updated rows and tracks changes, a bit for each row each, is taken from it.
   DistributedTables(PackSpec spec, EmbeddingPlan plan, std::shared_ptr<Group> group, Payloads payloads = {},
                     const std::optional<TierOptions>& tiers = {}, const HashedOptions& hashed = {},
                     Changes changes = Changes::kUntracked);
@@ -81,8 +81,8 @@ class DistributedTables {
   TableStep start(const Jagged& batch, int64_t micro_batch, int64_t micro_batches);
   /// Between `start` and `begin`, within the step before: the slow tier begins to read what it will need.
   void prefetch(TableStep& step);
-  /// After the step before has ended. Of a step that is not `training`, which ends without an update, keys without a
-  /// row are neither admitted nor counted.
+  /// After the step before has ended. A step that is not `training` ends without an update and leaves no trace: no key
+  /// is admitted, no access is counted, and the fast tier stays as it is.
   void begin(TableStep& step, bool training = true);
   void gather(TableStep& step, int64_t micro_batch);
   /// (samples, columns) float32: the features side by side in their order.
@@ -115,8 +115,8 @@ class DistributedTables {
   KeyedRows read_keys(int64_t table, RowSet which = RowSet::kAll) const;
   void write_keys(int64_t table, const KeyedRows& contents);
 
-  /// On rank 0, the rows of RowSet::kChanged; elsewhere 0. All ranks together.
-  int64_t num_changed(int64_t table) const;
+  /// How many rows a set has, on every rank. All ranks together.
+  int64_t num_rows(int64_t table, RowSet which) const;
   /// A checkpoint holds them.
   void forget_changes();
 

@@ -20,7 +20,7 @@ at::Tensor DistributedTables::rows_sent(int64_t table, int64_t first, int64_t co
     begin = (begin + ranks - 1 - rank) / ranks;
     end = (end + ranks - 1 - rank) / ranks;
   }
-  return which == RowSet::kAll ? at::arange(begin, end, at::kLong) : pack.changed(local).within(begin, end);
+  return which == RowSet::kAll ? at::arange(begin, end, at::kLong) : pack.marked(local, which).within(begin, end);
 }
 
 std::vector<int64_t> DistributedTables::widths_of(int64_t table, int64_t width) const {
@@ -142,15 +142,18 @@ void DistributedTables::write(int64_t table, const TableContents& contents) {
   write_rows(table, {.rows = at::arange(rows, at::kLong), .contents = contents});
 }
 
-int64_t DistributedTables::num_changed(int64_t table) const {
+int64_t DistributedTables::num_rows(int64_t table, RowSet which) const {
+  if (which == RowSet::kAll) return spec_.tables[static_cast<size_t>(table)].rows;
   const Sharding sharding = plan_.tables[static_cast<size_t>(table)].sharding;
   const ShardedPack& pack = pack_of(table);
   const int64_t local = pack.local_table(table);
   // Ranks that hold columns or replicas of the same rows count them once.
   const bool counts =
       local >= 0 && (group_->rank() == 0 || sharding == Sharding::kRowWise || sharding == Sharding::kTableWise);
-  const std::vector<int64_t> counted = counts_of_ranks(counts ? pack.changed(local).count() : 0);
-  return std::accumulate(counted.begin(), counted.end(), int64_t{0});
+  const std::vector<int64_t> counted = counts_of_ranks(counts ? pack.marked(local, which).count() : 0);
+  at::Tensor sum = at::full({1}, std::accumulate(counted.begin(), counted.end(), int64_t{0}), at::kLong);
+  group_->broadcast(sum, 0);
+  return sum.item<int64_t>();
 }
 
 void DistributedTables::forget_changes() {

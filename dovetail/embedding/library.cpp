@@ -62,13 +62,18 @@ Tables make_tables(const std::vector<std::string>& names, const std::vector<int6
   return c10::make_intrusive<TrainedTables>(spec, parse_update_time(update), device);
 }
 
+/// Ids and offsets as the tables take them.
+at::Tensor as_int64(const at::Tensor& numbers) {
+  return numbers.scalar_type() == at::kInt ? numbers.to(at::kLong) : numbers;
+}
+
 at::Tensor library_lookup(const Tables& tables, const at::Tensor& values, const at::Tensor& offsets,
                           const std::optional<at::Tensor>& weights) {
   const auto features = std::ssize(tables->spec().feature_table);
   user_check(offsets.dim() == 1 && offsets.numel() >= 1 && features > 0 && (offsets.numel() - 1) % features == 0,
              "embedding: offsets must be ({} features * samples + 1), but has {} elements", features, offsets.numel());
-  return lookup(tables, {.values = values,
-                         .offsets = offsets,
+  return lookup(tables, {.values = as_int64(values),
+                         .offsets = as_int64(offsets),
                          .weights = weights.value_or(at::Tensor()),
                          .features = features,
                          .samples = (offsets.numel() - 1) / features});
@@ -93,6 +98,7 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
   dovetail::define<"embedding_set_lr", [](const Tables& tables, double lr) { tables->set_lr(lr); }>(m);
   dovetail::define<"embedding_weight", [](const Tables& tables, int64_t table) { return tables->stored(table); }>(m);
   dovetail::define<"embedding_state", dovetail::embedding::library_state>(m);
+  dovetail::define<"embedding_waiting", [](const Tables& tables) { return tables->waiting(); }>(m);
   dovetail::define<"embedding_steps", [](const Tables& tables) { return tables->steps(); }>(m);
   dovetail::define<"embedding_set_steps", [](const Tables& tables, int64_t steps) { tables->set_steps(steps); }>(m);
 }

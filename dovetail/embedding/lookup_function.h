@@ -32,6 +32,8 @@ class TrainedTables : public torch::CustomClassHolder {
   /// micro-batches of a batch, in order, give the bits of the whole batch. Without any, nothing happens. Throws
   /// UserError under kInBackward.
   void apply();
+  /// Gradients that wait for `apply`.
+  int64_t waiting() const { return static_cast<int64_t>(queue_.size()); }
 
   at::Tensor stored(int64_t table) const;
   std::vector<std::pair<std::string, at::Tensor>> state(int64_t table) const;

@@ -90,6 +90,32 @@ void RowCache::begin(const std::vector<Ids>& ids, std::string_view table, std::v
   }
 }
 
+bool RowCache::look_up(const std::vector<Ids>& ids, std::vector<RowMove>& moves) const {
+  DOVETAIL_CHECK(used_.empty(), "a lookup within a step");
+  // Sets have empty slots anywhere; the other fast tiers fill from the first slot on.
+  const int64_t first = rank_.empty() ? filled_ : options_.fast_rows,
+                room = options_.fast_rows + options_.staging_rows - first;
+  SlotMap<uint32_t> brought(16);
+  for (const Ids& part : ids) {
+    for (int64_t i = 0; i < part.count; ++i) {
+      if (i + kCountsAhead < part.count) map_.prefetch(static_cast<uint32_t>(part.ids[i + kCountsAhead]));
+      part.slots[i] = find(part.ids[i]);
+      if (part.slots[i] >= 0) continue;
+      const auto row = static_cast<uint32_t>(part.ids[i]);
+      uint32_t number = brought.find(row);
+      if (number == SlotMap<uint32_t>::kNone) {
+        if (brought.size() == room) return false;
+        if (brought.size() == brought.room()) brought.resize(2 * brought.room());
+        number = static_cast<uint32_t>(brought.size());
+        brought.insert(row, number);
+        moves.push_back({first + number, part.ids[i], -1});
+      }
+      part.slots[i] = first + number;
+    }
+  }
+  return true;
+}
+
 void RowCache::end(Rows changed, std::vector<RowMove>& passed) {
   for (const int64_t slot : used_) {
     const auto s = static_cast<size_t>(slot);

@@ -59,6 +59,10 @@ class RowCache {
   /// row that another brings. Throws UserError, naming `table`, when the staging area has no room.
   void begin(const std::vector<Ids>& ids, std::string_view table, std::vector<RowMove>& moves);
 
+  /// Slots of ids outside a step, for a lookup that leaves no trace: nothing is counted, and no row comes or goes. In
+  /// `moves` the rows to bring first into slots that are empty between steps. Returns false if there are too few.
+  bool look_up(const std::vector<Ids>& ids, std::vector<RowMove>& moves) const;
+
   /// Ends the step. Rows that passed through are appended to `passed` if `changed`: they have to be written from their
   /// slots before the next begin.
   enum class Rows { kSame, kChanged };

@@ -50,19 +50,21 @@ ShardedPack::ShardedPack(const PackSpec& spec, const EmbeddingPlan& plan, const 
       payloads_(payloads),
       features_(embedding::features_of(spec, pack)) {
   const PackSpec own = rank_spec(spec, plan, pack, rank);
-  int64_t bytes_of_changes = 0;
-  if (changes == Changes::kTracked && !pack.hashed) {
+  int64_t bytes_of_marks = 0;
+  const auto mark_in = [&](std::vector<ChangedRows>& marks) {
     for (const TableSpec& table : own.tables) {
-      changed_.emplace_back(table.rows);
-      bytes_of_changes += ChangedRows::bytes_for(table.rows);
+      marks.emplace_back(table.rows);
+      bytes_of_marks += ChangedRows::bytes_for(table.rows);
     }
-  }
+  };
+  if (!pack.hashed) mark_in(updated_);
+  if (changes == Changes::kTracked && !pack.hashed) mark_in(changed_);
   if (pack.hashed) {
     id_words_ = 2;
     hashed_.emplace(own, part_of(hashed), changes);
   } else if (tiers) {
     TierOptions rest = *tiers;
-    rest.memory_bytes -= bytes_of_changes;
+    rest.memory_bytes -= bytes_of_marks;
     tiers_.emplace(own, rest);
   } else {
     packed_.emplace(own);
@@ -103,6 +105,8 @@ TableContents ShardedPack::read(int64_t local, const at::Tensor& rows) const {
 }
 
 void ShardedPack::write(int64_t local, const at::Tensor& rows, const TableContents& contents) {
+  ChangedRows& updated = updated_.at(static_cast<size_t>(local));
+  for (int64_t i = 0; i < rows.numel(); ++i) updated.mark(rows.const_data_ptr<int64_t>()[i]);
   if (!tiers_) {
     packed_->stored(local).index_copy_(0, rows, contents.weight);
     packed_->packed_state(local).index_copy_(0, rows, contents.state);
@@ -117,15 +121,19 @@ void ShardedPack::write(int64_t local, const at::Tensor& rows, const TableConten
 }
 
 void ShardedPack::mark_changed(const std::vector<PooledGradient>& gradients) {
-  parallel_pieces(std::ssize(changed_), 1, [&](int64_t begin, int64_t end) {
+  parallel_pieces(std::ssize(updated_), 1, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      ChangedRows& changed = changed_[static_cast<size_t>(t)];
+      ChangedRows& updated = updated_[static_cast<size_t>(t)];
+      ChangedRows* changed = changed_.empty() ? nullptr : &changed_[static_cast<size_t>(t)];
       for (const PooledGradient& part : gradients) {
         const auto *ids = part.batch.values.const_data_ptr<int64_t>(),
                    *offsets = part.batch.offsets.const_data_ptr<int64_t>();
         for (const int64_t f : tables().features_of(t))
-          for (int64_t i = offsets[f * part.batch.samples]; i < offsets[(f + 1) * part.batch.samples]; ++i)
-            changed.mark(tiers_ ? tiers_->row_in(t, ids[i]) : ids[i]);
+          for (int64_t i = offsets[f * part.batch.samples]; i < offsets[(f + 1) * part.batch.samples]; ++i) {
+            const int64_t row = tiers_ ? tiers_->row_in(t, ids[i]) : ids[i];
+            updated.mark(row);
+            if (changed != nullptr) changed->mark(row);
+          }
       }
     }
   });
@@ -146,7 +154,7 @@ HashedOptions ShardedPack::part_of(HashedOptions options) const {
 
 void ShardedPack::begin(std::vector<Jagged>& received, bool training) {
   training_ = training;
-  if (!tiers_ && !hashed_) return;
+  if (!(tiers_ && training) && !hashed_) return;
   const Jagged ids = side_by_side(received);
   const Jagged slots = tiers_ ? tiers_->begin(ids) : training ? hashed_->begin(ids) : hashed_->find(ids);
   int64_t first = 0;
@@ -160,8 +168,13 @@ void ShardedPack::prefetch(const std::vector<Jagged>& received) const {
   if (tiers_) tiers_->prefetch(side_by_side(received));
 }
 
+void ShardedPack::pool_batch(const Jagged& batch, const at::Tensor& y) const {
+  if (tiers_ && !training_) return tiers_->pool_into(batch, y);
+  pool_into(tables(), batch, y);
+}
+
 void ShardedPack::end() {
-  if (tiers_) tiers_->end();
+  if (tiers_ && training_) tiers_->end();
   if (hashed_ && training_) hashed_->end();
 }
 
@@ -309,7 +322,7 @@ Message ShardedPack::pool_received(const std::vector<Jagged>& received) const {
   const int64_t width = elements_of_row(payloads_.forward, tables().columns());
   int64_t first = 0;
   for (const Jagged& batch : received) {
-    pool_into(tables(), batch, y.narrow(0, first, batch.samples));
+    pool_batch(batch, y.narrow(0, first, batch.samples));
     first += batch.samples;
     message.counts.push_back(batch.samples * width);
   }
@@ -341,7 +354,8 @@ void ShardedPack::add_pooled(const at::Tensor& elements, const Jagged& batch, co
 }
 
 void ShardedPack::pool_replica(const Jagged& batch, const at::Tensor& y) const {
-  const at::Tensor rows = pool(tables(), batch);
+  const at::Tensor rows = allocate(batch.samples * tables().columns()).view({batch.samples, tables().columns()});
+  pool_batch(batch, rows);
   for (const Run& run : parts_[static_cast<size_t>(rank_)].runs)
     y.narrow(1, run.whole, run.width).copy_(rows.narrow(1, run.own, run.width));
 }

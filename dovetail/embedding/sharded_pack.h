@@ -54,14 +54,19 @@ class ShardedPack {
   TableContents read(int64_t local, const at::Tensor& rows) const;
   void write(int64_t local, const at::Tensor& rows, const TableContents& contents);
 
-  /// Marks the rows of an update as changed, within its step. Nothing where changes are not tracked.
+  /// Marks the rows of an update, within its step.
   void mark_changed(const std::vector<PooledGradient>& gradients);
-  const ChangedRows& changed(int64_t local) const { return changed_.at(static_cast<size_t>(local)); }
+  /// The rows of RowSet::kUpdated, or of kChanged where changes are tracked. Not of hashed tables.
+  const ChangedRows& marked(int64_t local, RowSet which) const {
+    return (which == RowSet::kUpdated ? updated_ : changed_).at(static_cast<size_t>(local));
+  }
   void forget_changes();
 
-  /// A step begins: the rows that `received` has for ids come into the fast tier, and become its slots; of hashed
-  /// tables keys become rows, new ones are admitted if the step is `training`. Else nothing happens.
+  /// A step begins. While `training`, rows of the ids in `received` come into the fast tier and ids become its slots;
+  /// otherwise the tiers stay as they are. Keys of hashed tables become rows; new ones are admitted while `training`.
   void begin(std::vector<Jagged>& received, bool training);
+  /// Pools the rows of a batch of the step into this rank's columns of y.
+  void pool_batch(const Jagged& batch, const at::Tensor& y) const;
   void prefetch(const std::vector<Jagged>& received) const;
   void end();
 
@@ -127,7 +132,8 @@ class ShardedPack {
   int64_t id_words_ = 1;
   bool training_ = false;  ///< the step under way
   std::vector<Part> parts_;
-  std::vector<ChangedRows> changed_;  ///< of each of the rank's tables; empty where they are not tracked
+  std::vector<ChangedRows> updated_;  ///< one a table of the rank; none for hashed tables
+  std::vector<ChangedRows> changed_;  ///< the same; empty where changes are not tracked
 };
 
 }  // namespace dovetail::embedding

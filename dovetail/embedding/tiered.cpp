@@ -3,11 +3,13 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/parallel.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/embedding/lookup.h"
 #include "dovetail/ops/dispatch.h"
 
 namespace dovetail::embedding {
@@ -113,7 +115,7 @@ TieredTables::TieredTables(const PackSpec& spec, const TierOptions& options, int
 
 /// body(table, move) for the moves of all tables, on all threads.
 template <class Body>
-void TieredTables::each_move(const Body& body) {
+void TieredTables::each_move(const Body& body) const {
   std::vector<std::pair<Table*, int64_t>> pieces;
   for (const auto& table : tables_) {
     for (int64_t first = 0; first < static_cast<int64_t>(table->moves.size()); first += kMoves)
@@ -128,6 +130,23 @@ void TieredTables::each_move(const Body& body) {
   });
 }
 
+template <class Body>
+void TieredTables::each_table(const Jagged& ids, const at::Tensor& slots, const Body& body) const {
+  const int64_t *from = ids.values.const_data_ptr<int64_t>(), *offsets = ids.offsets.const_data_ptr<int64_t>();
+  int64_t* to = slots.mutable_data_ptr<int64_t>();
+  parallel_pieces(static_cast<int64_t>(tables_.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      std::vector<RowCache::Ids> parts;
+      for (const int64_t f : fast_.features_of(t)) {
+        const int64_t first = offsets[f * ids.samples];
+        parts.push_back({from + first, to + first, offsets[(f + 1) * ids.samples] - first});
+      }
+      tables_[static_cast<size_t>(t)]->moves.clear();
+      body(t, parts);
+    }
+  });
+}
+
 Jagged TieredTables::begin(const Jagged& ids) {
   check_jagged(ids, feature_rows_);
   user_check(!in_step_, "embedding: a step of the tiers begins before the last has ended; call end first");
@@ -136,19 +155,9 @@ Jagged TieredTables::begin(const Jagged& ids) {
   steps_at_begin_ = fast_.steps();
   Jagged slots = ids;
   slots.values = at::empty_like(ids.values);
-  const int64_t *from = ids.values.const_data_ptr<int64_t>(), *offsets = ids.offsets.const_data_ptr<int64_t>();
-  int64_t* to = slots.values.mutable_data_ptr<int64_t>();
-  parallel_pieces(static_cast<int64_t>(tables_.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      Table& table = *tables_[static_cast<size_t>(t)];
-      std::vector<RowCache::Ids> parts;
-      for (const int64_t f : fast_.features_of(t)) {
-        const int64_t first = offsets[f * ids.samples];
-        parts.push_back({from + first, to + first, offsets[(f + 1) * ids.samples] - first});
-      }
-      table.moves.clear();
-      table.cache.begin(parts, spec_.tables[static_cast<size_t>(t)].name, table.moves);
-    }
+  each_table(ids, slots.values, [&](int64_t t, const std::vector<RowCache::Ids>& parts) {
+    Table& table = *tables_[static_cast<size_t>(t)];
+    table.cache.begin(parts, spec_.tables[static_cast<size_t>(t)].name, table.moves);
   });
   // All reads are on their way before the first is waited for.
   each_move([](Table& table, const RowMove& move) {
@@ -160,6 +169,33 @@ Jagged TieredTables::begin(const Jagged& ids) {
     table.slow.read(move.row, table.row_of(move.slot), table.state_of(move.slot));
   });
   return slots;
+}
+
+void TieredTables::pool_into(const Jagged& ids, const at::Tensor& y) const {
+  check_jagged(ids, feature_rows_);
+  user_check(!in_step_, "embedding: the tiers are looked up within a step; call end first");
+  DOVETAIL_CHECK(!fast_.unpooled(), "rows of a batch without pooling are not in the order of its samples");
+  Jagged slots = ids;
+  slots.values = at::empty_like(ids.values);
+  std::atomic<int64_t> too_many = -1;
+  each_table(ids, slots.values, [&](int64_t t, const std::vector<RowCache::Ids>& parts) {
+    Table& table = *tables_[static_cast<size_t>(t)];
+    if (!table.cache.look_up(parts, table.moves)) too_many = t;
+  });
+  if (too_many >= 0) {
+    user_check(ids.samples > 1,
+               "embedding: one sample reads more than {} rows of table \"{}\" that are not in the fast tier; raise "
+               "step_rows",
+               options_.step_rows, spec_.tables[static_cast<size_t>(too_many)].name);
+    const int64_t half = ids.samples / 2;
+    pool_into(samples_of(ids, 0, half), y.narrow(0, 0, half));
+    return pool_into(samples_of(ids, half, ids.samples - half), y.narrow(0, half, ids.samples - half));
+  }
+  each_move([](const Table& table, const RowMove& move) { table.slow.advise(move.row); });
+  each_move([](Table& table, const RowMove& move) {
+    table.slow.read(move.row, table.row_of(move.slot), table.state_of(move.slot));
+  });
+  embedding::pool_into(fast_, slots, y);
 }
 
 void TieredTables::prefetch(const Jagged& ids) const {

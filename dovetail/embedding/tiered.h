@@ -75,6 +75,10 @@ class TieredTables {
   /// Begins to read the rows of a later step from the disk, without waiting for them: to be called within the step
   /// before. Changes no result.
   void prefetch(const Jagged& ids) const;
+  /// Pools a batch into y as embedding::pool_into, for an evaluation between steps, and leaves no trace. No access is
+  /// counted, and no row comes into the fast tier or leaves it. Pooled tables only. Throws UserError as check_jagged,
+  /// and for one sample with more rows than the staging area has places.
+  void pool_into(const Jagged& ids, const at::Tensor& y) const;
   PackedTables& fast() { return fast_; }
   const PackedTables& fast() const { return fast_; }
   /// Ends the step. Its rows have changed if fast().steps() has.
@@ -116,7 +120,10 @@ class TieredTables {
 
   TieredTables(const PackSpec& spec, const TierOptions& options, int64_t fast_rows);
   template <class Body>
-  void each_move(const Body& body);
+  void each_move(const Body& body) const;
+  /// body(table, parts of `ids` with their places in `slots`) for all tables, on all threads.
+  template <class Body>
+  void each_table(const Jagged& ids, const at::Tensor& slots, const Body& body) const;
   Table& checked(int64_t table, int64_t begin, int64_t count) const;
 
   PackSpec spec_;

@@ -23,8 +23,8 @@ struct Snapshot {
   nlohmann::json state;  ///< config, topology, data position, metrics offset, RNG seed; finite numbers only
 };
 
-/// A full checkpoint stands for itself; a delta holds the rows that changed since the checkpoint before it, which it
-/// needs.
+/// A full checkpoint stands for itself; of a large tensor it may hold some rows and their numbers, where the reader
+/// knows the others. A delta holds the rows that changed since the checkpoint before it, which it needs.
 enum class CheckpointKind { kFull, kDelta };
 
 /// Checkpoints of one run: `<folder>/step-00001200/{manifest.json, tensors-00001-of-00002.safetensors, ...}`.
@@ -82,20 +82,22 @@ class StoredCheckpoint {
     int64_t step = 0;
     /// Of each tensor, where it is.
     std::map<std::string, std::shared_ptr<const SafetensorsFile>> files;
-    std::map<std::string, std::string> rows_of;  ///< of the manifest; none in the first
+    std::map<std::string, std::string> rows_of;  ///< the manifest's; in the first, tensors without all rows
   };
   const std::vector<Link>& links() const { return links_; }
   int64_t step() const { return links_.back().step; }
   const nlohmann::json& state() const { return state_; }
 
-  /// Whole tensors, ascending.
+  /// Tensors, ascending, and the numbers of the rows of those that have some alone.
   std::vector<std::string> names() const;
-  /// With the rows of all deltas. UserError for an unknown name.
+  /// With the rows of all deltas; rows that were never saved are not there. UserError for an unknown name.
   at::Tensor read(const std::string& name) const;
   /// All of it.
   Snapshot snapshot() const;
 
  private:
+  bool numbers_rows(const std::string& name) const;
+
   std::vector<Link> links_;
   nlohmann::json state_;
 };

@@ -102,9 +102,20 @@ std::vector<KeyPlace> merged_keys(const std::vector<StoredCheckpoint::Link>& lin
   return all;
 }
 
-at::Tensor read_keyed(const std::vector<StoredCheckpoint::Link>& links, const std::string& name,
-                      const std::string& keys) {
-  const std::vector<KeyPlace> all = merged_keys(links, keys);
+/// The same of the numbers of rows, which only become more.
+std::vector<KeyPlace> merged_numbers(const std::vector<StoredCheckpoint::Link>& links, const std::string& numbers) {
+  std::vector<KeyPlace> all = places_of(links, 0, numbers);
+  for (size_t i = 1; i < links.size(); ++i) {
+    const std::vector<KeyPlace> fresh = places_of(links, i, numbers);
+    std::vector<KeyPlace> merged;
+    std::ranges::merge(without(all, fresh), fresh, std::back_inserter(merged), {}, &KeyPlace::key, &KeyPlace::key);
+    all = std::move(merged);
+  }
+  return all;
+}
+
+at::Tensor read_places(const std::vector<StoredCheckpoint::Link>& links, const std::string& name,
+                       const std::vector<KeyPlace>& all) {
   std::vector<std::vector<int64_t>> rows(links.size()), places(links.size());
   for (size_t i = 0; i < all.size(); ++i) {
     rows[all[i].link].push_back(all[i].row);
@@ -165,6 +176,10 @@ StoredCheckpoint::StoredCheckpoint(const fs::path& path) {
   }
   std::ranges::reverse(links_);
   std::ranges::reverse(paths);
+  for (const auto& [name, rows] : links_.front().rows_of) {
+    user_check(links_.front().files.contains(name), "{}: rows of '{}' are missing", paths[0].string(), name);
+    check_rows(paths[0], links_.front(), name, links_.front());
+  }
   for (size_t i = 1; i < links_.size(); ++i) {
     user_check(links_[i].rows_of == links_.back().rows_of, "{}: rows of other tensors than in {}", paths[i].string(),
                paths.back().string());
@@ -173,15 +188,23 @@ StoredCheckpoint::StoredCheckpoint(const fs::path& path) {
       user_check(whole != links_.front().files.end(), "{}: rows of '{}', which {} does not have", paths[i].string(),
                  name, paths.front().string());
       check_rows(paths[i], links_[i], name, links_.front());
+      const auto some = links_.front().rows_of.find(name);
+      user_check(some == links_.front().rows_of.end() || some->second == rows, "{}: rows of '{}' do not go by '{}'",
+                 paths[i].string(), name, rows);
     }
   }
+}
+
+/// True for the numbers of the rows of a tensor that the first link does not have as a whole.
+bool StoredCheckpoint::numbers_rows(const std::string& name) const {
+  return std::ranges::any_of(links_.front().rows_of, [&](const auto& rows) { return rows.second == name; });
 }
 
 std::vector<std::string> StoredCheckpoint::names() const {
   const Link& newest = links_.back();
   std::set<std::string> numbers;
   for (const auto& [name, rows] : newest.rows_of)
-    if (!newest.rows_of.contains(rows)) numbers.insert(rows);
+    if (!newest.rows_of.contains(rows) && !numbers_rows(rows)) numbers.insert(rows);
   std::vector<std::string> names;
   for (const auto& [name, file] : newest.files)
     if (!numbers.contains(name)) names.push_back(name);
@@ -192,8 +215,12 @@ at::Tensor StoredCheckpoint::read(const std::string& name) const {
   const Link& newest = links_.back();
   const auto found = newest.files.find(name);
   user_check(found != newest.files.end(), "the checkpoint of step {} has no tensor '{}'", step(), name);
+  if (numbers_rows(name)) return read_places(links_, name, merged_numbers(links_, name));
+  if (const auto some = links_.front().rows_of.find(name); some != links_.front().rows_of.end())
+    return read_places(links_, name, merged_numbers(links_, some->second));
   if (!newest.rows_of.contains(name)) return found->second->read(name);
-  if (const std::string keys = keys_of(newest.rows_of, name); !keys.empty()) return read_keyed(links_, name, keys);
+  if (const std::string keys = keys_of(newest.rows_of, name); !keys.empty())
+    return read_places(links_, name, merged_keys(links_, keys));
   at::Tensor whole = links_.front().files.at(name)->read(name);
   for (size_t i = 1; i < links_.size(); ++i) {
     const std::string& rows = links_[i].rows_of.at(name);

@@ -15,8 +15,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kFormat = "dovetail.checkpoint";
-/// A full checkpoint is of version 1, a delta of 2, one with keys of 3, so that a program that knows none refuses it.
-constexpr int64_t kFullVersion = 1, kDeltaVersion = 2, kVersion = 3;
+/// Versions by what a checkpoint holds, so that a program that does not know it refuses it: all rows, a delta's rows, a
+/// delta's keys, updated rows alone.
+constexpr int64_t kFullVersion = 1, kDeltaVersion = 2, kKeysVersion = 3, kVersion = 4;
 constexpr const char* kManifestName = "manifest.json";
 constexpr std::string_view kStepPrefix = "step-";
 
@@ -27,9 +28,9 @@ std::string checksum_of(nlohmann::json content) {
 }
 
 int64_t version_of(const CheckpointManifest& manifest) {
-  if (!manifest.base) return kFullVersion;
+  if (!manifest.base) return manifest.rows_of.empty() ? kFullVersion : kVersion;
   const auto has_keys = [&](const auto& rows) { return manifest.rows_of.contains(rows.second); };
-  return std::ranges::any_of(manifest.rows_of, has_keys) ? kVersion : kDeltaVersion;
+  return std::ranges::any_of(manifest.rows_of, has_keys) ? kKeysVersion : kDeltaVersion;
 }
 
 CheckpointManifest decode(const nlohmann::json& content, const fs::path& checkpoint) {
@@ -40,10 +41,11 @@ CheckpointManifest decode(const nlohmann::json& content, const fs::path& checkpo
   if (content.contains("base")) {
     const auto& base = content["base"];
     manifest.base = {.step = base.at("step").get<int64_t>(), .checksum = base.at("checksum").get<std::string>()};
-    manifest.rows_of = content.at("rows_of").get<std::map<std::string, std::string>>();
     user_check(manifest.base->step < manifest.step, "{}: a delta of step {} cannot build on step {}",
                checkpoint.string(), manifest.step, manifest.base->step);
   }
+  if (manifest.base || content.contains("rows_of"))
+    manifest.rows_of = content.at("rows_of").get<std::map<std::string, std::string>>();
   for (const auto& file : content.at("files")) {
     manifest.files.push_back({file.at("name").get<std::string>(), file.at("bytes").get<uint64_t>(),
                               file.at("sha256").get<std::string>(),
@@ -60,10 +62,8 @@ CheckpointManifest decode(const nlohmann::json& content, const fs::path& checkpo
 std::string manifest_text(CheckpointManifest& manifest) {
   nlohmann::json content = {
       {"format", kFormat}, {"version", version_of(manifest)}, {"step", manifest.step}, {"state", manifest.state}};
-  if (manifest.base) {
-    content["base"] = {{"step", manifest.base->step}, {"checksum", manifest.base->checksum}};
-    content["rows_of"] = manifest.rows_of;
-  }
+  if (manifest.base) content["base"] = {{"step", manifest.base->step}, {"checksum", manifest.base->checksum}};
+  if (manifest.base || !manifest.rows_of.empty()) content["rows_of"] = manifest.rows_of;
   content["files"] = nlohmann::json::array();
   for (const auto& file : manifest.files)
     content["files"].push_back(

@@ -30,8 +30,9 @@ struct CheckpointManifest {
   std::vector<ManifestFile> files;
   nlohmann::json state;
   std::optional<ManifestBase> base = {};  ///< of a delta
-  /// Of a delta, tensors with some rows alone: their names, and that of the (n) int64 which numbers these. Numbers that
-  /// are named themselves are keys, ascending without a sign, and have that of the keys without a row anymore.
+  /// Names of tensors with some rows alone, each with the name of a tensor (n) int64, ascending, that numbers them. A
+  /// full checkpoint has updated rows; its reader knows the others. A delta has changed rows. Its numbers may be named
+  /// themselves: these are keys, ascending without a sign, and their own numbers are keys without a row anymore.
   std::map<std::string, std::string> rows_of = {};
   std::string checksum = {};  ///< of its text
 };

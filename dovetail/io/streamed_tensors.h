@@ -20,7 +20,7 @@ struct StreamedTensor {
   std::string name;
   at::ScalarType dtype;
   std::vector<int64_t> shape;
-  /// In a delta: the tensor with the numbers of these rows (see CheckpointManifest::rows_of); empty: all rows.
+  /// The tensor with the numbers of these rows (see CheckpointManifest::rows_of); empty: all rows.
   std::string rows = {};
 };
 

@@ -152,7 +152,9 @@ void EmbeddingSection::describe(Section& s) {
           "Maximum number of distinct rows of a table that one step reads from the disk; 0: twice the number in the "
           "first batch")
       .range(0, 1e12);
-  s.section("dynamic", dynamic, "Admission and eviction of ids in tables without a fixed vocabulary (num_rows = 0)");
+  s.section(
+      "dynamic", dynamic,
+      "Admission and eviction of ids in tables without a fixed vocabulary, which have max_rows in place of num_rows");
 }
 
 }  // namespace dovetail

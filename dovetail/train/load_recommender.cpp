@@ -17,6 +17,7 @@
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/train/hashed_tables.h"
 #include "dovetail/train/resume.h"
+#include "dovetail/train/table_checkpoint.h"
 
 namespace dovetail {
 namespace {
@@ -91,6 +92,7 @@ TrainedRecommender::TrainedRecommender(StoredRun stored)
   check_scales(config_.rows, scales_, stored.checkpoint.string());
   const at::NoGradGuard no_grad;
   std::map<std::string, at::Tensor>& tensors = stored.snapshot.tensors;
+  add_initial_rows(lookups_.pack(), tensors);
   for (auto& item : model_->named_parameters())
     copy(take(tensors, "model." + item.key(), stored.checkpoint), item.key(), stored.checkpoint, item.value().detach());
   for (int64_t t = 0; t < std::ssize(lookups_.pack().tables); ++t) {

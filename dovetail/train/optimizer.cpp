@@ -128,18 +128,24 @@ std::map<std::string, at::Tensor> Optimizer::tensors() const {
 
 void Optimizer::load(const std::map<std::string, at::Tensor>& tensors, int64_t updates) {
   const std::map<std::string, at::Tensor> own = this->tensors();
-  for (const auto& [name, value] : tensors) {
-    user_check(own.contains(name), "the checkpoint holds a tensor \"{}\" that this model does not have", name);
-  }
+  const auto check = [](bool fits, const std::string& fault) {
+    if (!fits)
+      throw UserError(fault,
+                      "resume with the config that the checkpoint was written with (config.toml of its run), or "
+                      "begin a new run with another run.name");
+  };
+  for (const auto& [name, value] : tensors)
+    check(own.contains(name), fmt::format("the checkpoint holds a tensor \"{}\" that this model does not have", name));
   const bool no_moments = std::none_of(tensors.begin(), tensors.end(),
                                        [](const auto& item) { return item.first.starts_with("optimizer."); });
   const c10::NoGradGuard no_grad;
   for (const auto& [name, target] : own) {
     const auto found = tensors.find(name);
     if (found == tensors.end() && no_moments && name.starts_with("optimizer.")) continue;
-    user_check(found != tensors.end(), "the checkpoint lacks the tensor \"{}\" of this model", name);
-    user_check(found->second.sizes() == target.sizes(), "\"{}\" has shape {} in the checkpoint and {} in this model",
-               name, found->second.sizes().vec(), target.sizes().vec());
+    check(found != tensors.end(), fmt::format("the checkpoint lacks the tensor \"{}\" of this model", name));
+    check(found->second.sizes() == target.sizes(),
+          fmt::format("\"{}\" has shape {} in the checkpoint and {} in this model", name, found->second.sizes().vec(),
+                      target.sizes().vec()));
     target.copy_(found->second);
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {

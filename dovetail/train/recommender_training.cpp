@@ -280,12 +280,12 @@ void RecommenderTraining::warn_of_rankings(const Validation& found) {
 void RecommenderTraining::finish(const RunFolder&, bool quiet) {
   if (quiet) return;
   if (const auto tiers = tables_->tier_counters())
-    log_info(
-        "rows in memory: {:.1f} % of accesses, {:.1f} % if the most frequent rows of the last count were there; {} "
-        "read "
-        "from the disk, {} written",
-        100 * tiers->hit_rate(), 100 * tiers->ideal_hit_rate(), format_bytes(static_cast<double>(tiers->bytes_read)),
-        format_bytes(static_cast<double>(tiers->bytes_written)));
+    log_info("rows in memory: {:.1f} % of accesses{}; {} read from the disk, {} written", 100 * tiers->hit_rate(),
+             tiers->counted == 0 ? ""
+                                 : fmt::format(", {:.1f} % if the most frequent rows of the last count were there",
+                                               100 * tiers->ideal_hit_rate()),
+             format_bytes(static_cast<double>(tiers->bytes_read)),
+             format_bytes(static_cast<double>(tiers->bytes_written)));
   if (keys_before_.found + keys_before_.admitted > 0) log_info("{}", counters_line(keys_before_));
   if (!state_.last_evaluated) return;
   const Validation& found = *state_.last_evaluated->validation;

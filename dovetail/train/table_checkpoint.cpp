@@ -1,10 +1,11 @@
 #include "dovetail/train/table_checkpoint.h"
 
-#include <ATen/ops/arange.h>
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <vector>
@@ -35,10 +36,12 @@ int64_t rows_at_once(const embedding::PackSpec& spec, int64_t t) {
   return std::max<int64_t>(1, kBlockBytes / (embedding::row_bytes(spec.row_dtype, table.dim) + state_bytes));
 }
 
-std::vector<StreamedTensor> tensors_of(const embedding::PackSpec& spec, int64_t t, CheckpointKind kind, int64_t rows) {
+/// Tensors of a table with `rows` rows of it.
+std::vector<StreamedTensor> tensors_of(const embedding::PackSpec& spec, int64_t t, embedding::RowSet which,
+                                       int64_t rows) {
   const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
   const Names names = names_of(table);
-  const std::string numbers = kind == CheckpointKind::kDelta ? names.rows : "";
+  const std::string numbers = which == embedding::RowSet::kAll ? "" : names.rows;
   std::vector<StreamedTensor> tensors = {{names.weight,
                                           embedding::stored_type(spec.row_dtype),
                                           {rows, embedding::stored_width(spec.row_dtype, table.dim)},
@@ -47,6 +50,16 @@ std::vector<StreamedTensor> tensors_of(const embedding::PackSpec& spec, int64_t 
     tensors.push_back({names.state, at::kFloat, {rows, width}, numbers});
   if (!numbers.empty()) tensors.push_back({numbers, at::kLong, {rows}});
   return tensors;
+}
+
+/// Throws UserError unless they ascend and are rows of the table.
+void check_numbers(const at::Tensor& rows, const embedding::TableSpec& table) {
+  if (rows.numel() == 0) return;
+  const auto* first = rows.const_data_ptr<int64_t>();
+  const auto* last = first + rows.numel() - 1;
+  user_check(
+      *first >= 0 && *last < table.rows && std::adjacent_find(first, last + 1, std::greater_equal<>()) == last + 1,
+      "the checkpoint's rows of table \"{}\" are not ascending numbers below {}", table.name, table.rows);
 }
 
 /// Throws UserError unless the checkpoint has the rows and the state of these tables and no others.
@@ -62,7 +75,12 @@ void check_tables(const embedding::PackSpec& spec, const StoredCheckpoint& from)
         user_check(others.erase(name) > 0, "the checkpoint lacks the tensor \"{}\" of this model", name);
       continue;
     }
-    for (const StreamedTensor& tensor : tensors_of(spec, t, CheckpointKind::kFull, table.rows)) {
+    const StoredCheckpoint::Link& full = from.links().front();
+    const Names names = names_of(table);
+    const bool whole = !full.rows_of.contains(names.weight);
+    const int64_t rows = whole ? table.rows : files.at(names.rows)->shape(names.rows).at(0);
+    for (const StreamedTensor& tensor :
+         tensors_of(spec, t, whole ? embedding::RowSet::kAll : embedding::RowSet::kUpdated, rows)) {
       user_check(others.erase(tensor.name) > 0 && files.contains(tensor.name),
                  "the checkpoint lacks the tensor \"{}\" of this model", tensor.name);
       const std::vector<int64_t> shape = files.at(tensor.name)->shape(tensor.name);
@@ -77,14 +95,20 @@ void check_tables(const embedding::PackSpec& spec, const StoredCheckpoint& from)
     throw UserError(fmt::format("the checkpoint's \"{}\" is not a table of this model", *others.begin()));
 }
 
-/// Rows [first, first + count) of what a link holds of a table.
-embedding::TableRows read_block(const StoredCheckpoint::Link& link, const Names& names, int64_t first, int64_t count) {
+/// Rows [first, first + count) of what a link holds of a table. Throws UserError for numbers that the table does not
+/// have.
+embedding::TableRows read_block(const StoredCheckpoint::Link& link, const embedding::TableSpec& table, int64_t first,
+                                int64_t count) {
+  const Names names = names_of(table);
   const auto read = [&](const std::string& name) {
     const auto file = link.files.find(name);
     return file == link.files.end() ? at::Tensor() : file->second->read_rows(name, first, count);
   };
-  return {.rows = link.rows_of.empty() ? at::arange(first, first + count, at::kLong) : read(names.rows),
-          .contents = {.weight = read(names.weight), .state = read(names.state)}};
+  const bool whole = !link.rows_of.contains(names.weight);
+  embedding::TableRows found = {.rows = whole ? at::arange(first, first + count, at::kLong) : read(names.rows),
+                                .contents = {.weight = read(names.weight), .state = read(names.state)}};
+  check_numbers(found.rows, table);
+  return found;
 }
 
 /// Of each link, the rows that it holds of each table.
@@ -107,21 +131,48 @@ bool is_of_table(const std::string& tensor) { return tensor.starts_with(kTables)
 
 void save_tables(const embedding::DistributedTables& tables, CheckpointKind kind, StreamedTensors* to) {
   const embedding::PackSpec& spec = tables.spec();
-  const auto which = kind == CheckpointKind::kFull ? embedding::RowSet::kAll : embedding::RowSet::kChanged;
   for (int64_t t = 0; t < std::ssize(spec.tables); ++t) {
     const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
     if (table.hashed) continue;
-    const int64_t rows = which == embedding::RowSet::kAll ? table.rows : tables.num_changed(t);
-    if (to != nullptr) to->begin(tensors_of(spec, t, kind, rows));
+    auto which = kind == CheckpointKind::kFull ? embedding::RowSet::kUpdated : embedding::RowSet::kChanged;
+    int64_t rows = tables.num_rows(t, which);
+    if (which == embedding::RowSet::kUpdated && 2 * rows >= table.rows) {
+      which = embedding::RowSet::kAll;
+      rows = table.rows;
+    }
+    if (to != nullptr) to->begin(tensors_of(spec, t, which, rows));
     const int64_t block = rows_at_once(spec, t);
     for (int64_t first = 0; first < table.rows; first += block) {
       const embedding::TableRows found = tables.read_rows(t, first, std::min(block, table.rows - first), which);
       if (to == nullptr) continue;
       std::vector<at::Tensor> tensors = {found.contents.weight};
       if (found.contents.state.defined()) tensors.push_back(found.contents.state);
-      if (kind == CheckpointKind::kDelta) tensors.push_back(found.rows);
+      if (which != embedding::RowSet::kAll) tensors.push_back(found.rows);
       to->append(tensors);
     }
+  }
+}
+
+void add_initial_rows(const embedding::PackSpec& spec, std::map<std::string, at::Tensor>& tensors) {
+  for (const embedding::TableSpec& table : spec.tables) {
+    const Names names = names_of(table);
+    auto numbers = tensors.extract(names.rows);
+    if (numbers.empty()) continue;
+    const at::Tensor rows = std::move(numbers.mapped());
+    check_numbers(rows, table);
+    const std::vector<int64_t> shape = {rows.numel(), embedding::stored_width(spec.row_dtype, table.dim)};
+    user_check(tensors.at(names.weight).sizes() == shape, "the checkpoint's \"{}\" is ({}), but the table is ({})",
+               names.weight, fmt::join(tensors.at(names.weight).sizes(), ", "), fmt::join(shape, ", "));
+    const embedding::InitialRows initial = embedding::initial_rows(spec.seed, table);
+    const int64_t bytes = embedding::row_bytes(spec.row_dtype, table.dim);
+    at::Tensor weight = at::empty({table.rows, embedding::stored_width(spec.row_dtype, table.dim)},
+                                  embedding::stored_type(spec.row_dtype));
+    auto* const first = static_cast<char*>(weight.mutable_data_ptr());
+    for (int64_t row = 0; row < table.rows; ++row)
+      initial.store(spec.row_dtype, static_cast<uint64_t>(row), first + row * bytes);
+    tensors[names.weight] = weight.index_copy_(0, rows, tensors.at(names.weight));
+    if (const auto state = tensors.find(names.state); state != tensors.end())
+      state->second = at::zeros({table.rows, state->second.size(1)}).index_copy_(0, rows, state->second);
   }
 }
 
@@ -140,7 +191,7 @@ void load_tables(embedding::DistributedTables& tables, const StoredCheckpoint* f
       for (int64_t first = 0; first < rows; first += block) {
         embedding::TableRows found;
         if (from != nullptr)
-          found = read_block(from->links()[link], names_of(spec.tables[t]), first, std::min(block, rows - first));
+          found = read_block(from->links()[link], spec.tables[t], first, std::min(block, rows - first));
         tables.write_rows(static_cast<int64_t>(t), found);
       }
     }

@@ -14,6 +14,7 @@ The update formulas are in ``dovetail/embedding/optimizer.h``, the order of addi
 from typing import NamedTuple
 
 import torch
+import torch.distributed
 from torch import Tensor, nn
 
 __all__ = ["EmbeddingCollection", "Table"]
@@ -44,11 +45,18 @@ class Table(NamedTuple):
     weight_decay: float | None = None
 
 
+#: Dtype that a module's conversions see in place of the rows; for "mxfp8" the dtype of its codes.
+_ROW_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "mxfp8": torch.float8_e4m3fn}
+
+
 class EmbeddingCollection(nn.Module):
     """Embedding tables that train themselves in the backward pass.
 
     Rows are not parameters and get no ``grad``. ``state_dict`` holds ``TABLE.weight``, the optimizer's state of each
-    table and the number of steps.
+    table and the number of steps. Copies and pickles hold the same; a conversion to another dtype is an error.
+
+    DistributedDataParallel does not see the rows, so the ranks' tables would part. A lookup that trains is therefore an
+    error in a job of several ranks unless ``ranks`` is ``"separate"``.
 
     Args:
         tables: the tables. Pooling ``"none"`` is for all tables or none, which then have one ``dim``.
@@ -65,6 +73,8 @@ class EmbeddingCollection(nn.Module):
         row_dtype: how rows are stored: ``"fp32"``, ``"bf16"`` or ``"mxfp8"``. Updates round the last two
             stochastically.
         device: device of the tables and their batches. ``"cuda"`` stores ``"fp32"`` or ``"bf16"``.
+        ranks: ``"refuse"``: training in a job of several ranks is an error. ``"separate"``: each rank has tables of its
+            own, which learn from the rank's samples alone.
 
     Raises:
         ValueError: a feature names an unknown table.
@@ -85,8 +95,11 @@ class EmbeddingCollection(nn.Module):
         seed: int = 0,
         row_dtype: str = "fp32",
         device: torch.device | str = "cpu",
+        ranks: str = "refuse",
     ):
         super().__init__()
+        if ranks not in ("refuse", "separate"):
+            raise ValueError(f'ranks = "{ranks}", but it is "refuse" or "separate"')
         self.tables, self.features = [Table(*table) for table in tables], dict(features)
         index = {table.name: i for i, table in enumerate(self.tables)}
         for feature, table in self.features.items():
@@ -94,7 +107,8 @@ class EmbeddingCollection(nn.Module):
                 raise ValueError(f'feature "{feature}" looks into table "{table}", which is none of {list(index)}')
         general = (optimizer, lr, momentum, betas, eps, weight_decay)
         optimizers = [general, *(self._own(table, general) for table in self.tables)]
-        self.packed = torch.ops.dovetail.embedding_tables(
+        self.ranks, self.row_dtype, self.device, self._lr = ranks, row_dtype, torch.device(device), lr
+        self._arguments = (
             [table.name for table in self.tables],
             [table.rows for table in self.tables],
             [table.dim for table in self.tables],
@@ -105,8 +119,8 @@ class EmbeddingCollection(nn.Module):
             update,
             seed,
             row_dtype,
-            torch.device(device),
         )
+        self.packed = torch.ops.dovetail.embedding_tables(*self._arguments, self.device)
 
     @staticmethod
     def _own(table: Table, general: tuple) -> tuple:
@@ -121,14 +135,24 @@ class EmbeddingCollection(nn.Module):
         ``PoolingMode.NONE``.
 
         Args:
-            values: (N) int64: ids.
-            offsets: (features * samples + 1) int64, ascending from 0 to N.
+            values: (N) int64 or int32: ids.
+            offsets: (features * samples + 1) int64 or int32, ascending from 0 to N.
             weights: (N) float32: weight of each id; None weighs each 1. Weights get no gradient.
 
         Returns:
             (samples, sum of the features' dims) float32, features side by side in the order of ``features``; zeros for
             an empty bag. With pooling ``"none"``: (N, dim), one row per id.
+
+        Raises:
+            RuntimeError: gradients are enabled in a job of several ranks, and ``ranks`` is ``"refuse"``.
         """
+        if self.ranks == "refuse" and torch.is_grad_enabled() and _num_ranks() > 1:
+            raise RuntimeError(
+                f"EmbeddingCollection: {_num_ranks()} ranks would train tables that part, for "
+                "DistributedDataParallel does not see rows that a backward pass updates. Use torch.nn.EmbeddingBag, "
+                'train by `dovetail launch -n N train CONFIG` with [recommender], or give ranks="separate" if each '
+                "rank is meant to have tables of its own"
+            )
         return torch.ops.dovetail.embedding_lookup(self.packed, values, offsets, weights)
 
     def apply_gradients(self) -> None:
@@ -142,6 +166,7 @@ class EmbeddingCollection(nn.Module):
     def set_lr(self, lr: float) -> None:
         """Set the collection's learning rate; a table with its own rate keeps its ratio to it."""
         torch.ops.dovetail.embedding_set_lr(self.packed, lr)
+        self._lr = lr
 
     def weight(self, table: str) -> Tensor:
         """Return the stored rows of a table, not a copy.
@@ -193,5 +218,53 @@ class EmbeddingCollection(nn.Module):
         known = {prefix + name for name in [*tensors, "steps"]}
         unexpected.extend(key for key in state_dict if key.startswith(prefix) and key not in known)
 
+    def _snapshot(self) -> dict[str, Tensor]:
+        """Copies of all tensors and the number of steps."""
+        if waiting := torch.ops.dovetail.embedding_waiting(self.packed):
+            raise RuntimeError(
+                f"EmbeddingCollection: {waiting} gradients wait for apply_gradients and would be lost; call it first"
+            )
+        steps = torch.tensor(torch.ops.dovetail.embedding_steps(self.packed))
+        return {name: tensor.clone() for name, tensor in self._tensors().items()} | {"steps": steps}
+
+    def _rebuild(self, snapshot: dict[str, Tensor], device: torch.device) -> None:
+        """Make the tables anew on a device."""
+        self.packed = torch.ops.dovetail.embedding_tables(*self._arguments, device)
+        self.device = device
+        torch.ops.dovetail.embedding_set_lr(self.packed, self._lr)
+        torch.ops.dovetail.embedding_set_steps(self.packed, int(snapshot["steps"]))
+        for name, tensor in self._tensors().items():
+            tensor.copy_(snapshot[name])
+
+    def __getstate__(self) -> dict:
+        return {k: v for k, v in self.__dict__.items() if k != "packed"} | {"snapshot": self._snapshot()}
+
+    def __setstate__(self, state: dict) -> None:
+        snapshot = state.pop("snapshot")
+        super().__setstate__(state)
+        self._rebuild(snapshot, self.device)
+
+    def _apply(self, fn, recurse=True):
+        """Follow a module's ``to``, ``cuda``, ``double`` and alike: another device is done, another dtype refused."""
+        wanted = fn(torch.empty(0, dtype=_ROW_DTYPES[self.row_dtype], device=self.device))
+        if wanted.dtype != _ROW_DTYPES[self.row_dtype]:
+            raise RuntimeError(
+                f'EmbeddingCollection: rows are stored as row_dtype = "{self.row_dtype}" and cannot become '
+                f"{wanted.dtype}; make the collection with another row_dtype (fp32, bf16, mxfp8), or convert the other "
+                "modules one by one"
+            )
+        if wanted.device != self.device:
+            self._rebuild(self._snapshot(), wanted.device)
+        return super()._apply(fn, recurse)
+
+    def share_memory(self):
+        """Raise RuntimeError: rows lie in this process's memory."""
+        raise RuntimeError("EmbeddingCollection: rows cannot be shared between processes; give each one a copy")
+
     def extra_repr(self) -> str:
         return f"tables={len(self.tables)}, features={list(self.features)}"
+
+
+def _num_ranks() -> int:
+    distributed = torch.distributed
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1

@@ -193,6 +193,52 @@ TEST_F(TieredTablesTest, CountsSayWhatMoved) {
   EXPECT_EQ(counters.bytes_written, 32 * 20);
 }
 
+/// Steps of training alone, and the same with evaluations between them: the same places, counts and moves of rows.
+TEST_F(TieredTablesTest, AnEvaluationLeavesNoTrace) {
+  const PlainRun plain(OptimizerKind::kRowWiseAdagrad);
+  for (const TierPolicy policy : {TierPolicy::kHot, TierPolicy::kLru, TierPolicy::kLfu}) {
+    for (const double share : {0.3, 0.7, 1.0}) {
+      SCOPED_TRACE(fmt::format("policy {}, share {}", static_cast<int>(policy), share));
+      TierOptions options = {.policy = policy, .step_rows = 120, .warmup_steps = 10, .refresh_steps = 20};
+      options.memory_bytes = memory_for(plain.tables.spec(), options, share);
+      TieredTables alone(plain.tables.spec(), options), evaluated(plain.tables.spec(), options);
+      const auto look_up = [&](size_t i) {
+        const at::Tensor y = at::empty_like(plain.other_pooled[i]);
+        evaluated.pool_into(plain.other_ids[i], y);
+        expect_same_bits(y, plain.other_pooled[i]);
+      };
+      for (size_t i = 0; i < plain.ids.size(); ++i) {
+        const Jagged expected = alone.begin(plain.ids[i]), slots = evaluated.begin(plain.ids[i]);
+        ASSERT_TRUE(at::equal(slots.values, expected.values)) << "step " << i;
+        train(alone.fast(), expected, plain.gradients[i], 1);
+        train(evaluated.fast(), slots, plain.gradients[i], 1);
+        alone.end();
+        evaluated.end();
+        look_up(i);
+        const TierCounters a = alone.counters(), b = evaluated.counters();
+        ASSERT_EQ(a.hits, b.hits) << "step " << i;
+        ASSERT_EQ(a.misses, b.misses);
+        ASSERT_EQ(a.rows_written, b.rows_written);
+        ASSERT_EQ(a.counted, b.counted);
+      }
+      expect_same_rows(evaluated, plain.tables);
+    }
+  }
+}
+
+TEST_F(TieredTablesTest, AnEvaluationNeedsNoMorePlacesThanASample) {
+  const PackSpec spec = {.tables = {{"t", 1000, 4}}, .feature_table = {0}};
+  TieredTables tiers(spec, {.policy = TierPolicy::kLru, .memory_bytes = 2500, .step_rows = 32});
+  const PackedTables plain(spec);
+  const Jagged ids = {at::arange(200), at::arange(0, 201, 20), {}, 1, 10};
+  const at::Tensor y = at::empty({10, 4});
+  tiers.pool_into(ids, y);
+  expect_same_bits(y, pool(plain, ids));
+  const Jagged one = {at::arange(33), at::tensor({0, 33}, at::kLong), {}, 1, 1};
+  EXPECT_THAT(user_error([&] { tiers.pool_into(one, at::empty({1, 4})); }),
+              HasSubstr("one sample reads more than 32 rows of table \"t\""));
+}
+
 TEST_F(TieredTablesTest, RowsCanBeSet) {
   PackedTables plain(spec_of(OptimizerKind::kAdam));
   TierOptions options = {.memory_bytes = 300000, .step_rows = 120, .folder = folder_};

@@ -257,7 +257,7 @@ TEST_F(Checkpoint, RefusesADamagedForeignOrNewerManifest) {
   EXPECT_THAT(refused_with(whole.substr(0, whole.size() / 2)), HasSubstr("damaged"));
   EXPECT_THAT(refused_with("[]"), HasSubstr("not a Dovetail checkpoint"));
   EXPECT_THAT(refused_with(R"({"architectures": ["LlamaForCausalLM"]})"), HasSubstr("not a Dovetail checkpoint"));
-  EXPECT_THAT(edited([](auto& m) { m["version"] = 4; }), HasSubstr("newer Dovetail"));
+  EXPECT_THAT(edited([](auto& m) { m["version"] = 5; }), HasSubstr("newer Dovetail"));
   EXPECT_THAT(edited([](auto& m) { m["version"] = "1"; }), HasSubstr("damaged"));
   EXPECT_THAT(edited([](auto& m) { m["state"]["seed"] = 8; }, /*sign=*/false), HasSubstr("checksum"));
   EXPECT_THAT(edited([](auto& m) { m.erase("state"); }), HasSubstr("incomplete"));

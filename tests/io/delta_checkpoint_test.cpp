@@ -283,6 +283,41 @@ TEST_F(DeltaCheckpoint, RefusesKeysThatFitNothing) {
   EXPECT_THAT(error_of(two, values(2).to(at::kDouble), none), HasSubstr("rows of 'k.weight' do not fit"));
 }
 
+/// Saves rows with their numbers: a full checkpoint that leaves the others out, or a delta.
+void save_rows(CheckpointFolder& checkpoints, int64_t step, CheckpointKind kind, const std::vector<int64_t>& rows) {
+  StreamedTensors& to = checkpoints.begin(step, kind);
+  const int64_t count = std::ssize(rows);
+  to.begin({{"t.weight", at::kFloat, {count, kWidth}, "t.rows"}, {"t.rows", at::kLong, {count}}});
+  to.append({at::full({count, kWidth}, step, at::kFloat), at::tensor(rows, at::kLong)});
+  checkpoints.save_async({.step = step});
+  checkpoints.wait();
+}
+
+TEST_F(DeltaCheckpoint, AFullOneMayHoldSomeRowsToWhichDeltasAddOthers) {
+  CheckpointFolder checkpoints(folder_, {});
+  save_rows(checkpoints, 2, CheckpointKind::kFull, {3, 7, 9});
+  save_rows(checkpoints, 4, CheckpointKind::kDelta, {1, 7});
+  save_rows(checkpoints, 6, CheckpointKind::kDelta, {});
+  save_rows(checkpoints, 8, CheckpointKind::kDelta, {9, 40});
+  const auto expect = [&](int64_t step, const std::vector<int64_t>& rows, const std::vector<float>& values) {
+    const StoredCheckpoint stored(path_of(step));
+    EXPECT_THAT(stored.names(), ElementsAre("t.rows", "t.weight"));
+    EXPECT_TRUE(at::equal(stored.read("t.rows"), at::tensor(rows, at::kLong))) << step;
+    EXPECT_TRUE(at::equal(stored.read("t.weight").select(1, 0), at::tensor(values))) << step;
+  };
+  expect(2, {3, 7, 9}, {2, 2, 2});
+  expect(4, {1, 3, 7, 9}, {4, 2, 4, 2});
+  expect(6, {1, 3, 7, 9}, {4, 2, 4, 2});
+  expect(8, {1, 3, 7, 9, 40}, {4, 2, 4, 8, 8});
+  const auto version = [&](int64_t step) {
+    return nlohmann::json::parse(read_file(path_of(step) / "manifest.json"))["version"].get<int64_t>();
+  };
+  EXPECT_EQ(version(2), 4) << "a program that knows whole tensors alone refuses it";
+  EXPECT_EQ(version(4), 2);
+  save_rows(checkpoints, 10, CheckpointKind::kFull, {7, 3});
+  EXPECT_THAT(message_of([&] { read_checkpoint(path_of(10)); }), HasSubstr("the keys 't.rows' do not ascend"));
+}
+
 TEST_F(DeltaCheckpoint, RefusesNaNInABlockAndLeavesNothing) {
   save_chain(2);
   CheckpointFolder checkpoints(folder_, {});

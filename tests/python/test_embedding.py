@@ -1,5 +1,10 @@
 """dovetail.embedding against torch.nn.EmbeddingBag with torch.optim."""
 
+import copy
+import io
+import pickle
+import socket
+
 import pytest
 import torch
 from dovetail.embedding import EmbeddingCollection, Table
@@ -257,3 +262,104 @@ def test_mistakes_are_named():
         EmbeddingCollection([Table("user", 3, 4)], {"x": "item"})
     with pytest.raises(RuntimeError, match="id 99 of feature 0"):
         make("sgd")(torch.tensor([99]), torch.cat([torch.zeros(1), torch.ones(3 * SAMPLES)]).long())
+
+
+def torch_save_and_load(collection):
+    file = io.BytesIO()
+    torch.save(collection, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("row_dtype", ["fp32", "bf16", "mxfp8"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), torch_save_and_load])
+def test_a_copy_goes_on_as_the_first_would(copied, row_dtype):
+    first = make("adam", row_dtype=row_dtype)
+    values, offsets, upstream = batch(1)
+    first(values, offsets).backward(upstream)
+    first.set_lr(0.02)
+    second = copied(torch.nn.Sequential(first))[0]
+    values, offsets, upstream = batch(2)
+    before = first.weight("user").clone()
+    first(values, offsets).backward(upstream)
+    assert torch.equal(second.weight("user"), before), "a copy shares no rows"
+    second(values, offsets).backward(upstream)
+    for name, tensor in first.state_dict().items():
+        assert torch.equal(tensor, second.state_dict()[name]), name
+
+
+def test_a_copy_with_gradients_that_wait_is_refused():
+    ours = make("sgd", update="apply")
+    values, offsets, upstream = batch(1)
+    ours(values, offsets).backward(upstream)
+    with pytest.raises(RuntimeError, match="1 gradients wait for apply_gradients"):
+        copy.deepcopy(ours)
+    ours.apply_gradients()
+    copy.deepcopy(ours)
+
+
+def test_a_conversion_is_done_or_refused():
+    for row_dtype, dtype in [("fp32", torch.float32), ("bf16", torch.bfloat16), ("mxfp8", torch.float8_e4m3fn)]:
+        model = torch.nn.Sequential(make("sgd", row_dtype=row_dtype))
+        before = model[0].weight("user").clone()
+        for other in {torch.float64, torch.float32, torch.float16, torch.bfloat16} - {dtype}:
+            with pytest.raises(RuntimeError, match=f'row_dtype = "{row_dtype}" and cannot become {other}'):
+                model.to(other)
+        assert torch.equal(model.to(dtype).cpu()[0].weight("user"), before)
+        with pytest.raises(RuntimeError, match="on the CPU or a CUDA device"):
+            model.to("meta")
+        assert torch.equal(model[0].weight("user"), before)
+    with pytest.raises(RuntimeError, match="cannot be shared"):
+        make("sgd").share_memory()
+
+
+def test_ids_and_offsets_may_be_int32():
+    ours = make("sgd")
+    values, offsets, upstream = batch(3)
+    assert torch.equal(ours(values.int(), offsets.int()), ours(values, offsets))
+    second = make("sgd")
+    ours(values, offsets).backward(upstream)
+    second(values.int(), offsets).backward(upstream)
+    assert torch.equal(ours.weight("user"), second.weight("user"))
+    with pytest.raises(RuntimeError, match="values"):
+        ours(values.double(), offsets)
+
+
+def train_as_rank(rank, port, results):
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    found = {}
+    for ranks in ["refuse", "separate"]:
+        tables = EmbeddingCollection([Table("user", 100, 8)], {"user": "user"}, "sgd", lr=1.0, ranks=ranks)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 1)))
+        values = torch.arange(16) + 50 * rank
+        with torch.no_grad():
+            assert tables(values, torch.arange(17)).shape == (16, 8)
+        before = tables.weight("user").clone()
+        try:
+            model(tables(values, torch.arange(17))).sum().backward()
+            found[ranks] = bool((tables.weight("user")[values] != before[values]).any(1).all())
+        except RuntimeError as error:
+            assert torch.equal(tables.weight("user"), before)
+            found[ranks] = str(error)
+    results.put(found)
+    torch.distributed.destroy_process_group()
+
+
+def test_several_ranks_train_separate_tables_or_none():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = torch.multiprocessing.get_context("spawn")
+    results = context.Queue()
+    workers = [context.Process(target=train_as_rank, args=(rank, port, results)) for rank in range(2)]
+    for worker in workers:
+        worker.start()
+    found = [results.get(timeout=120) for _ in workers]
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
+    for of_rank in found:
+        assert 'give ranks="separate"' in of_rank["refuse"]
+        assert of_rank["separate"] is True
+    with pytest.raises(ValueError, match='ranks = "all"'):
+        make("sgd", ranks="all")

@@ -13,6 +13,8 @@
 #include "dovetail/base/rng.h"
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/train/config.h"
+#include "dovetail/train/recommender_lookups.h"
+#include "dovetail/train/table_checkpoint.h"
 #include "tests/base/temporary_folder.h"
 
 namespace dovetail::test {
@@ -77,8 +79,11 @@ class Clicks {
   TemporaryFolder folder_;
 };
 
+/// With whole tables.
 inline Snapshot last_checkpoint(const RunConfig& config) {
-  return read_latest_checkpoint(config.folder() / "checkpoints");
+  Snapshot found = read_latest_checkpoint(config.folder() / "checkpoints");
+  add_initial_rows(RecommenderLookups(config).pack(), found.tensors);
+  return found;
 }
 
 inline void expect_same_tensors(const Snapshot& a, const Snapshot& b) {

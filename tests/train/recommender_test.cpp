@@ -189,6 +189,45 @@ TEST(Recommender, MicroBatchesAreTheBatch) {
   expect_same_tensors(last_checkpoint(whole), last_checkpoint(parts));
 }
 
+/// Hit rates and counters of keys, each step's, are of training alone. Each evaluation reads rows that no step has
+/// read.
+TEST(Recommender, AnEvaluationLeavesNoTraceInTheTables) {
+  const Clicks data;
+  for (const char* policy : {"hot", "lru", "lfu"}) {
+    std::vector<std::vector<double>> hit_rates;
+    std::vector<std::string> keys;
+    for (const int64_t every : {0, 1}) {
+      RunConfig config = data.config("wide_deep", fmt::format("{}-{}", policy, every));
+      config.rows.sparse[0].num_rows = 3000;
+      config.rows.sparse[1].num_rows = 0;
+      config.rows.sparse[1].max_rows = 60;
+      config.embedding.dynamic.admission = "count";
+      config.embedding.dynamic.eviction = "age";
+      config.embedding.dynamic.evict_steps = 4;
+      config.embedding.dynamic.max_age = 3;
+      config.embedding.memory_bytes = 60000;
+      config.embedding.policy = policy;
+      config.embedding.warmup_steps = 5;
+      config.embedding.refresh_steps = 3;
+      config.train.batch = 16;
+      config.train.steps = 20;
+      config.eval.every_steps = every;
+      config.log.tables_every = 1;
+      train_alone(config);
+      hit_rates.emplace_back();
+      std::istringstream lines(read_file(data.file(config.run.name, "timings.jsonl").string()));
+      for (std::string line; std::getline(lines, line);)
+        hit_rates.back().push_back(nlohmann::json::parse(line).at("hit_rate"));
+      keys.push_back(read_file(data.file(config.run.name, "tables.jsonl").string()));
+    }
+    EXPECT_EQ(hit_rates[0].size(), 20);
+    EXPECT_EQ(hit_rates[0], hit_rates[1]) << policy;
+    EXPECT_LT(hit_rates[0][1], 1) << "a step without a miss tells nothing";
+    EXPECT_EQ(keys[0], keys[1]) << policy;
+    EXPECT_THAT(keys[0], HasSubstr("\"evicted\":1"));
+  }
+}
+
 TEST(Recommender, RefusesWhatItCannotTrain) {
   const Clicks data;
   const auto refusal = [&](auto change) {

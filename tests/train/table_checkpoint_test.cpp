@@ -112,7 +112,8 @@ void expect_same(const Contents& found, const Contents& expected, const std::str
   }
 }
 
-Contents contents_of(const Snapshot& snapshot) {
+Contents contents_of(const PackSpec& spec, Snapshot snapshot) {
+  add_initial_rows(spec, snapshot.tensors);
   Contents all;
   for (const char* table : {"large", "shared", "few"})
     all.push_back({.weight = snapshot.tensors.at(fmt::format("embedding.{}.weight", table)),
@@ -168,7 +169,7 @@ TEST_P(TableCheckpoint, DeltasHoldTheRowsThatChangedAndNoOthers) {
     }
   });
   for (const auto& [step, contents] : expected) {
-    expect_same(contents_of(read_checkpoint(path_of(step))), contents, fmt::format("step {}", step));
+    expect_same(contents_of(spec, read_checkpoint(path_of(step))), contents, fmt::format("step {}", step));
     if (step == 2) continue;
     const StoredCheckpoint stored(path_of(step));
     for (size_t t = 0; t < 3; ++t) {
@@ -191,6 +192,53 @@ INSTANTIATE_TEST_SUITE_P(
                       Layout{.memory_bytes = 2000000, .row_dtype = RowDtype::kBFloat16},
                       Layout{.row_dtype = RowDtype::kMXFP8, .optimizer = OptimizerKind::kRowWiseAdagrad}));
 
+/// Two of three tables are large and hardly read; what is saved of them are the rows that were.
+TEST_P(TableCheckpoint, AFullOneHoldsUpdatedRowsAndTheOthersAreInitial) {
+  const Layout layout = GetParam();
+  const PackSpec spec = spec_of(layout);
+  const embedding::PackedTables shapes(spec);
+  std::vector<std::set<int64_t>> updated;
+  std::map<int64_t, Contents> expected;
+  for (const int64_t last : {2, 3}) {  // the second run goes on from the first's checkpoint, and saves a full one again
+    if (last == 2) add_rows(spec, batch_of(shapes, layout.ranks, 1), updated);
+    add_rows(spec, batch_of(shapes, layout.ranks, last), updated);
+    expect_all_succeed(layout.ranks, [&](const std::shared_ptr<Group>& group) {
+      const auto tables = tables_of(layout, group, folder_ / "");
+      std::optional<CheckpointFolder> folder;
+      if (group->rank() == 0) folder.emplace(folder_ / "c", CheckpointFolder::Options{.keep = 9});
+      std::optional<StoredCheckpoint> from;
+      if (last == 3 && group->rank() == 0) from.emplace(path_of(2));
+      if (last == 3) {
+        load_tables(*tables, from ? &*from : nullptr, *group);
+        tables->set_steps(2, 2);
+      }
+      for (int64_t step = last == 2 ? 1 : 3; step <= last; ++step)
+        step_on(*tables, batch_of(shapes, layout.ranks, step), group->rank(), step);
+      save(*tables, folder ? &*folder : nullptr, last, CheckpointKind::kFull);
+      Contents now = read_all(*tables);
+      if (group->rank() == 0) expected[last] = std::move(now);
+    });
+    const StoredCheckpoint stored(path_of(last));
+    EXPECT_EQ(numbers_in(stored.read("embedding.large.rows")), updated[0]);
+    EXPECT_EQ(stored.read("embedding.large.weight").size(0), std::ssize(updated[0]));
+    EXPECT_EQ(stored.read("embedding.few.weight").size(0), 2) << "a table with half of its rows updated is whole";
+    expect_same(contents_of(spec, stored.snapshot()), expected[last], fmt::format("step {}", last));
+  }
+  // All steps by tables that were never saved.
+  expect_all_succeed(layout.ranks, [&](const std::shared_ptr<Group>& group) {
+    const auto tables = tables_of(layout, group, folder_ / "");
+    for (int64_t step = 1; step <= 3; ++step)
+      step_on(*tables, batch_of(shapes, layout.ranks, step), group->rank(), step);
+    const Contents whole = read_all(*tables);
+    if (group->rank() == 0) expect_same(whole, expected[3], "a run without a checkpoint");
+  });
+  for (const int ranks : {1, 3}) {
+    Layout other = layout;
+    other.ranks = ranks;
+    expect_loaded(other, 3, expected[3]);
+  }
+}
+
 TEST(TableCheckpointMemory, SavingAndLoadingTakeABlockAndNotTheTable) {
   test::TemporaryFolder folder;
   const PackSpec spec = {
@@ -200,6 +248,9 @@ TEST(TableCheckpointMemory, SavingAndLoadingTakeABlockAndNotTheTable) {
     DistributedTables tables(spec, embedding::make_plan(spec, {.ranks = 1}), group, {},
                              TierOptions{.memory_bytes = 16 << 20, .step_rows = 100, .folder = folder / ""});
     CheckpointFolder checkpoints(folder / "c", {});
+    for (int64_t first = 0; first < 1000000; first += 20000)  // rows that nothing set would not be saved
+      tables.write_rows(0, {.rows = at::arange(first, first + 20000),
+                            .contents = {.weight = at::ones({20000, 32}), .state = at::ones({20000, 1})}});
     const auto growth_of = [](const std::function<void()>& work) {
       const uint64_t before = resident_bytes();
       reset_peak_resident();
@@ -226,6 +277,7 @@ TEST(TableCheckpointErrors, ATableThatIsNotThatOfTheModelIsRefused) {
     CheckpointFolder checkpoints(folder / "c", {});
     save(*tables, &checkpoints, 1, CheckpointKind::kFull);
     const StoredCheckpoint from(checkpoints.path_of(1));
+    EXPECT_EQ(from.read("embedding.large.weight").size(0), 0) << "no row was updated";
     const auto load_into = [&](const Layout& other) {
       load_tables(*tables_of(other, group, folder / ""), &from, *group);
     };
