@@ -20,15 +20,6 @@
 namespace dovetail::hybrid {
 namespace {
 
-at::Tensor checked_centres(const at::Tensor& centres, int64_t columns) {
-  user_check(centres.dim() == 2 && centres.size(0) > 0 && centres.size(1) == columns && !centres.is_complex(),
-             "kmeans: centres must be a real matrix of {} columns, but are {}", columns, describe(centres));
-  user_check(centres.size(0) <= kMaxCentres, "kmeans: {} centres; there may be {}", centres.size(0), kMaxCentres);
-  at::Tensor c = centres.to(at::kDouble).contiguous();
-  user_check(at::isfinite(c).all().item<bool>(), "kmeans: a centre is not finite");
-  return c;
-}
-
 /// Moves each centre without rows to the row farthest from its own, which leaves that centre's sum. Returns whether
 /// there was any.
 bool reseed(KMeansData& data, const at::Tensor& centres, Partial& partial) {
@@ -61,6 +52,15 @@ at::Tensor means(const Partial& partial, const at::Tensor& before) {
 }
 
 }  // namespace
+
+at::Tensor checked_centres(const at::Tensor& centres, int64_t columns) {
+  user_check(centres.dim() == 2 && centres.size(0) > 0 && centres.size(1) == columns && !centres.is_complex(),
+             "kmeans: centres must be a real matrix of {} columns, but are {}", columns, describe(centres));
+  user_check(centres.size(0) <= kMaxCentres, "kmeans: {} centres; there may be {}", centres.size(0), kMaxCentres);
+  at::Tensor c = centres.to(at::kDouble).contiguous();
+  user_check(at::isfinite(c).all().item<bool>(), "kmeans: a centre is not finite");
+  return c;
+}
 
 KMeansData::KMeansData(const at::Tensor& x, std::shared_ptr<Workers> workers)
     : x_(check_rows("kmeans", x)),

@@ -123,6 +123,9 @@ struct LloydIteration {
   std::vector<at::Tensor> state = {};  ///< LloydOptions::state, MiniBatchOptions::state; none where it converged
 };
 
+/// Centres (K, D) as contiguous float64. Throws UserError unless they are a real, finite matrix of `columns` columns.
+at::Tensor checked_centres(const at::Tensor& centres, int64_t columns);
+
 struct KMeansResult {
   at::Tensor centres;  ///< (K, D) float64
   at::Tensor labels;   ///< (N) int32, of these centres: the data's, until it is assigned again

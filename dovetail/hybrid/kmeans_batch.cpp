@@ -62,7 +62,7 @@ KMeansResult mini_batch(KMeansData& data, const at::Tensor& initial, const MiniB
              data.rows());
   user_check(options.iterations > 0, "kmeans: {} iterations; there must be at least 1", options.iterations);
   const auto rows = static_cast<double>(data.rows()), batch = static_cast<double>(options.batch);
-  KMeansResult result{.centres = initial.to(at::kDouble)};
+  KMeansResult result{.centres = checked_centres(initial, data.columns())};
   at::Tensor seen = at::zeros({initial.size(0), 1}, at::kDouble);
   Patience patience(options.patience, 2 * batch / (rows + 1));
   if (!options.state.empty()) {

@@ -46,7 +46,9 @@ TEST(DocumentsFuzz, AnArrayGivesTheTextsOfAParserOfWholeFiles) {
     config.text = {folder.write("records.json", input).string()};
     for (const InputFile& file : list_inputs(config).files) {
       const auto texts = texts_in(file);
-      if (const auto expected = parsed(input); !expected.empty()) EXPECT_EQ(texts, expected) << test::escaped(input);
+      if (const auto expected = parsed(input); !expected.empty()) {
+        EXPECT_EQ(texts, expected) << test::escaped(input);
+      }
     }
   });
 }

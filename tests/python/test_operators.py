@@ -22,9 +22,9 @@ def operators() -> dict[str, torch._C.FunctionSchema]:
 
 #: Objects that another operator makes; names of arguments are lost where they occur.
 OBJECTS = {
-    "EmbeddingTables": lambda: dovetail.embedding.EmbeddingCollection(
-        [dovetail.embedding.Table("t", 32, 4)], {"f": "t"}
-    ).packed,
+    "EmbeddingTables": lambda: (
+        dovetail.embedding.EmbeddingCollection([dovetail.embedding.Table("t", 32, 4)], {"f": "t"}).packed
+    ),
     "KMeansData": lambda: torch.ops.dovetail.kmeans_data(torch.randn(64, 32)),
 }
 STRINGS = {
@@ -139,8 +139,6 @@ def test_no_tensor_crashes_an_operator():
     assert len(lines) == len(operators()) * len(TENSORS)
     for kind in NEVER_READ:
         assert [line for line in lines if line.startswith(f"{kind},") and line.endswith("ran")] == []
-
-
     # Nothing takes the real part of a complex number for it.
     assert [line for line in lines if line.startswith("complex, kmeans") and line.endswith("ran")] == []
 
