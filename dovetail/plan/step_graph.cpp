@@ -35,11 +35,6 @@ class Builder {
   }
 
  private:
-  bool is_constant(int storage) const {
-    return step_.storages[storage].external.defined() && step_.storages[storage].kind == TensorKind::kInput &&
-           step_.storages[storage].name.starts_with("constant:");
-  }
-
   void group() {
     std::vector<int> node_of(step_.storages.size(), -1);  // the node that makes it
     for (size_t o = 0; o < step_.operations.size(); ++o) {
@@ -74,7 +69,7 @@ class Builder {
     made_.graph.base_bytes += step_.held_bytes;
     for (size_t s = 0; s < step_.storages.size(); ++s) {
       const CapturedStorage& storage = step_.storages[s];
-      if (is_constant(static_cast<int>(s))) {
+      if (storage.is_constant()) {
         made_.graph.base_bytes += storage.bytes;
         continue;
       }
