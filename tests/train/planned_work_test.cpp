@@ -70,7 +70,7 @@ struct Training {
     for (int i = 0; i < steps; ++i) {
       if (before) before(i);
       auto generator = torch::make_generator<at::CPUGeneratorImpl>(100 + i);
-      const auto x = torch::randn({batch, 3, 24, 24}, generator), y = torch::randint(0, 10, {batch}, generator);
+      const auto x = torch::randn({batch, 3, 16, 16}, generator), y = torch::randint(0, 10, {batch}, generator);
       if (planned)
         planned->run({{"x", x}, {"y", y}}, {});
       else
@@ -209,7 +209,7 @@ TEST(PlannedWork, ALastBatchOfAnotherSizeIsRefusedUntouchedOrPlannedAnew) {
   planned.batch = eager.batch = 10;
   const UserError error = error_of([&] { planned.train(1, within("0.8x")); });
   EXPECT_THAT(error.what(),
-              HasSubstr("a step has x [10, 3, 24, 24] Float on cpu, but its plan is for [16, 3, 24, 24]"));
+              HasSubstr("a step has x [10, 3, 16, 16] Float on cpu, but its plan is for [16, 3, 16, 16]"));
   EXPECT_THAT(error.help(), HasSubstr("leave out a last batch that is smaller"));
   expect_same(eager, planned);
 
@@ -256,7 +256,7 @@ TEST(PlannedWork, AReplayedStepWithAnotherNumberIsNoticed) {
       if (step == 10) t.set_rate(0);
     });
   });
-  EXPECT_THAT(error.what(), HasSubstr("plan: aten::add_: argument \"alpha\" is 0, and was -0.05"));
+  EXPECT_THAT(error.what(), HasSubstr("plan: aten::add_: argument \"alpha\" is -0, and was -0.05"));
   EXPECT_THAT(error.help(), HasSubstr("PlannedStep::Options::replay"));
 
   Training item(sgd);  // whose step reads a value
