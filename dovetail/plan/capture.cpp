@@ -161,7 +161,13 @@ class Recorder : public OperationHandler {
     find_writes(found, made);
     for (size_t i = 0; i < outputs.size(); ++i)
       bytes_.unchanged(made.makes[i], *outputs[i].storage().unsafeGetStorageImpl());
-    for (const int storage : made.writes) unwritten_.erase(storage);
+    for (const int storage : made.writes) {
+      unwritten_.erase(storage);
+      if (ours && step_.storages[storage].is_fixed())
+        in_flight_.insert(storage);
+      else
+        in_flight_.erase(storage);
+    }
     if (is_one_of(name, kGivesMemory))
       for (const int storage : made.makes)
         if (step_.storages[storage].bytes > 0) unwritten_.insert(storage);
@@ -180,7 +186,6 @@ class Recorder : public OperationHandler {
       if (!step_.storages[use.storage].external.defined()) step_.storages[use.storage].kind = TensorKind::kOutput;
     step_.held_bytes = take_most_held_bytes();
     check_untouched(declared_, "the end of the step");
-    keep_what_is_written();
     mark_gradients();
     if (later_ == LaterSteps::kCalled) keep_what_is_held();
     return std::move(step_);
@@ -205,10 +210,11 @@ class Recorder : public OperationHandler {
                       "make a new tensor instead");
   }
 
-  /// Nothing but the recorded operations changes a tensor of the step.
+  /// Nothing but the recorded operations changes a tensor of the step. Work that an own operation has started may go on
+  /// after it: a collective.
   void check_untouched(const std::map<int, c10::Storage>& found, const std::string& where) {
     for (const auto& [index, storage] : found)
-      if (!bytes_.unchanged(index, *storage.unsafeGetStorageImpl()))
+      if (!bytes_.unchanged(index, *storage.unsafeGetStorageImpl()) && !in_flight_.contains(index))
         throw UserError(fmt::format("plan: {} has changed before {}, by something that is no recorded operation",
                                     step_.storages[index].name, where),
                         "change it by an operator of ATen, or by dovetail::operation (base/operation.h)");
@@ -221,13 +227,6 @@ class Recorder : public OperationHandler {
       std::erase(made.reads, index);
       made.writes.push_back(index);
     }
-  }
-
-  /// A tensor that was not declared but is written is state, not a constant.
-  void keep_what_is_written() {
-    for (const CapturedOperation& operation : step_.operations)
-      for (const int storage : operation.writes)
-        if (step_.storages[storage].is_constant()) step_.storages[storage].kind = TensorKind::kState;
   }
 
   /// The caller may still read after the step what it holds then. Gradients that the step makes end with it.
@@ -246,6 +245,7 @@ class Recorder : public OperationHandler {
       const int index = add_storage(tensor, name);
       step_.storages[index].kind = kind;
       step_.storages[index].external = tensor.detach();
+      step_.storages[index].declared = true;
       declared_.emplace(index, tensor.storage());
       bytes_.unchanged(index, *tensor.storage().unsafeGetStorageImpl());
     }
@@ -308,6 +308,7 @@ class Recorder : public OperationHandler {
   std::map<int, c10::Storage> declared_;
   std::map<uint64_t, std::string> layer_of_sequence_;
   std::unordered_set<int> unwritten_;  // storages
+  std::unordered_set<int> in_flight_;  // fixed storages that an own operation was the last to write
 };
 
 /// c10 logs when memory from before a capture is freed in it, which nobody needs to know.
@@ -378,7 +379,7 @@ void check_steady(const CapturedStep& a, CapturedStep& b, LaterSteps later) {
       throw UserError(fmt::format("plan: {} of {} bytes is made anew in each step, but by no operator",
                                   a.storages[s].name, a.storages[s].bytes),
                       "make it before the first step, or by an operator of ATen");
-    // Written constants and what is held at the end, in either step.
+    // A tensor that the caller holds at the end of either step is an output.
     b.storages[s].kind = std::max(a.storages[s].kind, b.storages[s].kind);
   }
 }

@@ -11,7 +11,7 @@
 
 namespace dovetail::plan {
 
-/// The tensors that a step finds and what they are for. What it reads beside these is taken for a constant.
+/// The tensors that a step finds and what they are for. Tensors that it finds beside these stay where they are.
 struct StepTensors {
   std::vector<std::pair<std::string, at::Tensor>> inputs, parameters, state;
 };

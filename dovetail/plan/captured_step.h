@@ -57,9 +57,10 @@ struct CapturedStorage {
   std::string name;
   int64_t bytes = 0;
   TensorKind kind = TensorKind::kActivation;
-  at::Tensor external;  ///< of what the step found: a tensor that holds it; undefined for what the step made
-  /// True for what the step found, was not declared and is not written.
-  bool is_constant() const { return external.defined() && kind == TensorKind::kInput && name.starts_with("constant:"); }
+  at::Tensor external;    ///< a tensor that holds a storage that the step found; undefined if the step made it
+  bool declared = false;  ///< in StepTensors
+  /// True for a storage that the step found undeclared: others may refer to its memory, so no plan moves it.
+  bool is_fixed() const { return external.defined() && !declared; }
 };
 
 /// A call that came below autograd: an operation, or, with -1, one that only made views.
