@@ -1,13 +1,10 @@
 #include "dovetail/plan/capture.h"
 
 #include <ATen/SequenceNumber.h>
-#include <ATen/ops/tensor.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Flags.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <array>
@@ -23,25 +20,24 @@
 #include "dovetail/base/layer_scope.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/plan/argument_values.h"
+#include "dovetail/plan/fingerprint.h"
 #include "dovetail/plan/index_list.h"
+#include "dovetail/plan/intercept.h"
+#include "dovetail/plan/tracked_storages.h"
 
 C10_DECLARE_int(caffe2_log_level);
 
 namespace dovetail::plan {
 namespace {
 
-constexpr auto kKey = c10::DispatchKey::Fake;
-
-// What goes on by a tensor's values, and so cannot be run again as it was recorded.
-constexpr std::array<std::string_view, 9> kReadsValues = {"aten::_local_scalar_dense",
-                                                          "aten::is_nonzero",
-                                                          "aten::equal",
-                                                          "aten::nonzero",
-                                                          "aten::masked_select",
-                                                          "aten::_unique2",
-                                                          "aten::unique_dim",
-                                                          "aten::unique_consecutive",
-                                                          "aten::bincount"};
+// Operators whose numbers come from the values of a tensor.
+constexpr std::array<std::string_view, 3> kGivesNumbers = {"aten::_local_scalar_dense", "aten::is_nonzero",
+                                                           "aten::equal"};
+// Operators whose results have sizes that depend on values.
+constexpr std::array<std::string_view, 6> kSizesByValues = {
+    "aten::nonzero",    "aten::masked_select",      "aten::_unique2",
+    "aten::unique_dim", "aten::unique_consecutive", "aten::bincount"};
 // What gives memory without writing it.
 constexpr std::array<std::string_view, 7> kGivesMemory = {
     "aten::empty",     "aten::empty_like",        "aten::empty_strided",          "aten::empty_permuted",
@@ -92,107 +88,154 @@ class AllocationLog : public c10::MemoryReportingInfoBase {
   std::vector<MemoryEvent> events_;
 };
 
-/// Arguments and results as the dispatcher passes them: each tensor of one visited.
-template <class Visit>
-CapturedArgument convert(const c10::IValue& value, Visit&& visit) {
-  CapturedArgument out;
-  if (value.isTensor()) {
-    out.kind = CapturedArgument::Kind::kTensor;
-    out.uses.push_back(visit(value.toTensor()));
-  } else if (value.isTensorList()) {
-    out.kind = CapturedArgument::Kind::kTensorList;
-    for (const at::Tensor& tensor : value.toTensorVector()) out.uses.push_back(visit(tensor));
-  } else if (value.isList() && value.toListRef().size() > 0 &&
-             std::any_of(value.toListRef().begin(), value.toListRef().end(),
-                         [](const auto& v) { return v.isTensor(); })) {
-    out.kind = CapturedArgument::Kind::kOptionalTensorList;
-    for (const c10::IValue& element : value.toListRef())
-      out.uses.push_back(visit(element.isTensor() ? element.toTensor() : at::Tensor()));
-  } else {
-    out.value = value;
-  }
-  return out;
+bool is_tensor_type(const c10::Type& type) {
+  return type.isSubtypeOf(*c10::TensorType::get()) || type.isSubtypeOf(*c10::ListType::ofTensors()) ||
+         type.isSubtypeOf(*c10::OptionalType::ofTensor());
 }
 
-class Recorder {
+/// True for operators whose results are numbers that come from the values of tensors, as far as is known: ATen's other
+/// ones give properties of a tensor.
+bool gives_numbers(const c10::OperatorHandle& op, std::string_view name) {
+  if (is_one_of(name, kGivesNumbers)) return true;
+  const auto& returns = op.schema().returns();
+  return !name.starts_with("aten::") && std::any_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
+    return !is_tensor_type(*result.type());
+  });
+}
+
+class Recorder : public OperationHandler {
  public:
-  explicit Recorder(const StepTensors& tensors) : log_(std::make_shared<AllocationLog>()) {
+  Recorder(const StepTensors& tensors, LaterSteps later) : later_(later), log_(std::make_shared<AllocationLog>()) {
     declare(tensors.inputs, TensorKind::kInput);
     declare(tensors.parameters, TensorKind::kParam);
     declare(tensors.state, TensorKind::kState);
+    for (const auto& [name, tensor] : tensors.parameters) step_.parameters.push_back(tensor);
   }
 
   const std::shared_ptr<AllocationLog>& log() const { return log_; }
 
-  void record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  void handle(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) override {
     const auto& schema = op.schema();
-    // An operation of ours says its own name first.
-    const bool ours = schema.name() == "dovetail::operation";
-    const std::string name = ours ? (*stack)[stack->size() - schema.arguments().size()].toStringRef() : schema.name();
-    const std::string layer = layer_now();
-    user_check(!is_one_of(name, kReadsValues),
-               "plan: {}{} reads a tensor's values to decide how the step goes on, which a recorded step cannot", name,
-               in(layer));
-    user_check(!is_one_of(name, kChangesSizes), "plan: {}{} changes the storage of a tensor", name, in(layer));
+    const std::string name = operation_name(op, *stack), layer = layer_now();
+    const bool ours = is_own_operation(op), numbers = gives_numbers(op, name);
+    check_can_run_again(name, layer, numbers);
     const size_t count = schema.arguments().size(), first = stack->size() - count;
     CapturedOperation made{.handle = op, .name = name, .layer = layer};
     made.backward = torch::autograd::get_current_node() != nullptr;
     made.random = op.hasTag(at::Tag::nondeterministic_seeded);
-    made.once = ours && (*stack)[stack->size() - 2].toBool();
+    made.once = numbers || (ours && (*stack)[stack->size() - 2].toBool());
+    std::map<int, c10::Storage> found;
     for (size_t i = 0; i < count; ++i) {
       const c10::IValue& value = (*stack)[first + i];
       user_check(!made.random || !value.isGenerator(), "plan: {}{} draws from a generator of its own", name, in(layer));
       const auto* alias = schema.arguments()[i].alias_info();
       const bool writes = alias != nullptr && alias->isWrite();
-      made.arguments.push_back(convert(value, [&](const at::Tensor& tensor) {
-        TensorUse use = use_of(tensor, name, layer);
-        if (use.storage >= 0) add_once(writes ? made.writes : made.reads, use.storage);
+      made.arguments.push_back(captured_argument(value, [&](const at::Tensor& tensor) {
+        TensorUse use = used(tensor, name, layer);
+        if (use.storage < 0) return use;
+        add_once(writes ? made.writes : made.reads, use.storage);
+        found.emplace(use.storage, tensor.storage());
         user_check(writes || !unwritten_.contains(use.storage),
                    "plan: {}{} reads memory that no recorded operator has written", name, in(layer));
         return use;
       }));
-      // Numbers that ATen wraps as tensors stay values.
-      if (value.isTensor() && value.toTensor().defined() && value.toTensor().unsafeGetTensorImpl()->is_wrapped_number())
-        made.arguments.back() = {.value = value};
     }
+    check_untouched(found, name + in(layer));
     log_->begin();
     const double start_s = now_seconds();
     op.redispatchBoxed(keys, stack);
     made.seconds = now_seconds() - start_s;
     const auto results = schema.returns().size();
-    bool only_views = made.writes.empty() && !made.random && !ours;
+    std::vector<at::Tensor> outputs;
     for (size_t i = 0; i < results; ++i)
-      convert((*stack)[stack->size() - results + i], [&](const at::Tensor& tensor) {
+      captured_argument((*stack)[stack->size() - results + i], [&](const at::Tensor& tensor) {
         if (!tensor.defined() || known(tensor)) return TensorUse{};
-        only_views = false;
         check_kind_of_tensor(tensor, name, layer);
         const std::string number = made.makes.empty() ? "" : fmt::format(".{}", made.makes.size());
         made.makes.push_back(add_storage(tensor, fmt::format("{}:{}{}", name, step_.operations.size(), number)));
         made.makes_allocation.push_back(log_->allocation_at(tensor.storage().data()));
+        outputs.push_back(tensor);
         return TensorUse{};
       });
     made.memory = log_->end();
-    for (const int storage : made.writes) unwritten_.erase(storage);
+    find_writes(found, made);
+    for (size_t i = 0; i < outputs.size(); ++i)
+      bytes_.unchanged(made.makes[i], *outputs[i].storage().unsafeGetStorageImpl());
+    for (const int storage : made.writes) {
+      unwritten_.erase(storage);
+      if (ours && step_.storages[storage].is_fixed())
+        in_flight_.insert(storage);
+      else
+        in_flight_.erase(storage);
+    }
     if (is_one_of(name, kGivesMemory))
       for (const int storage : made.makes)
         if (step_.storages[storage].bytes > 0) unwritten_.insert(storage);
     for (size_t i = 0; i < made.makes.size(); ++i)
       DOVETAIL_CHECK(made.makes_allocation[i] >= 0 || step_.storages[made.makes[i]].bytes == 0,
                      "{}{} gives a tensor in memory that no allocator reported", name, in(layer));
-    if (!only_views || results == 0) step_.operations.push_back(std::move(made));
+    const bool only_views =
+        made.writes.empty() && made.makes.empty() && !made.random && !ours && !numbers && results > 0;
+    step_.calls.push_back({op, only_views ? -1 : static_cast<int>(step_.operations.size())});
+    if (!only_views) step_.operations.push_back(std::move(made));
   }
 
   CapturedStep finish(const std::vector<at::Tensor>& results) {
-    for (const at::Tensor& tensor : results) step_.results.push_back(use_of(tensor, "the result of the step", ""));
+    for (const at::Tensor& tensor : results) step_.results.push_back(used(tensor, "the result of the step", ""));
     for (const TensorUse& use : step_.results)
       if (!step_.storages[use.storage].external.defined()) step_.storages[use.storage].kind = TensorKind::kOutput;
     step_.held_bytes = take_most_held_bytes();
+    check_untouched(declared_, "the end of the step");
     mark_gradients();
+    if (later_ == LaterSteps::kCalled) keep_what_is_held();
     return std::move(step_);
   }
 
  private:
   static std::string in(const std::string& layer) { return layer.empty() ? "" : " in " + layer; }
+
+  void check_can_run_again(const std::string& name, const std::string& layer, bool numbers) const {
+    if (numbers && later_ == LaterSteps::kReplayed)
+      throw UserError(fmt::format("plan: {}{} reads a tensor's values to decide how the step goes on, which a replayed "
+                                  "step cannot",
+                                  name, in(layer)),
+                      "read it after the step, or let each step call its function (PlannedStep::Options::replay)");
+    if (is_one_of(name, kSizesByValues))
+      throw UserError(
+          fmt::format("plan: {}{} makes a tensor whose size depends on values, and a plan has one place for it", name,
+                      in(layer)),
+          "use an operator of a fixed size: a mask and torch::where in place of masked_select and nonzero");
+    if (is_one_of(name, kChangesSizes))
+      throw UserError(fmt::format("plan: {}{} changes the storage of a tensor", name, in(layer)),
+                      "make a new tensor instead");
+  }
+
+  /// Nothing but the recorded operations changes a tensor of the step. Work that an own operation has started may go on
+  /// after it: a collective.
+  void check_untouched(const std::map<int, c10::Storage>& found, const std::string& where) {
+    for (const auto& [index, storage] : found)
+      if (!bytes_.unchanged(index, *storage.unsafeGetStorageImpl()) && !in_flight_.contains(index))
+        throw UserError(fmt::format("plan: {} has changed before {}, by something that is no recorded operation",
+                                    step_.storages[index].name, where),
+                        "change it by an operator of ATen, or by dovetail::operation (base/operation.h)");
+  }
+
+  /// Adds what an operation has changed without saying so in its schema.
+  void find_writes(const std::map<int, c10::Storage>& found, CapturedOperation& made) {
+    for (const auto& [index, storage] : found) {
+      if (bytes_.unchanged(index, *storage.unsafeGetStorageImpl()) || contains(made.writes, index)) continue;
+      std::erase(made.reads, index);
+      made.writes.push_back(index);
+    }
+  }
+
+  /// The caller may still read after the step what it holds then. Gradients that the step makes end with it.
+  void keep_what_is_held() {
+    drop_gradients(step_, storages_);
+    for (const auto& [index, storage] : storages_.held())
+      if (!step_.storages[index].external.defined() && storage.use_count() > 0)
+        step_.storages[index].kind = TensorKind::kOutput;
+  }
 
   void declare(const std::vector<std::pair<std::string, at::Tensor>>& tensors, TensorKind kind) {
     for (const auto& [name, tensor] : tensors) {
@@ -202,6 +245,9 @@ class Recorder {
       const int index = add_storage(tensor, name);
       step_.storages[index].kind = kind;
       step_.storages[index].external = tensor.detach();
+      step_.storages[index].declared = true;
+      declared_.emplace(index, tensor.storage());
+      bytes_.unchanged(index, *tensor.storage().unsafeGetStorageImpl());
     }
   }
 
@@ -210,31 +256,27 @@ class Recorder {
                "plan: {}{} works on a tensor that is not a dense one on the CPU", name, in(layer));
   }
 
-  static c10::StorageImpl* storage_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
-  bool known(const at::Tensor& tensor) const { return tensor.has_storage() && storages_.contains(storage_of(tensor)); }
+  bool known(const at::Tensor& tensor) const { return storages_.find(tensor) >= 0; }
 
   int add_storage(const at::Tensor& tensor, std::string name) {
     const int index = static_cast<int>(step_.storages.size());
-    storages_[storage_of(tensor)] = index;
-    held_.push_back(tensor.storage().getWeakStorageImpl());  // so that no later storage has this address
+    storages_.add(tensor, index);
     step_.storages.push_back({.name = std::move(name), .bytes = static_cast<int64_t>(tensor.storage().nbytes())});
     return index;
   }
 
-  TensorUse use_of(const at::Tensor& tensor, const std::string& name, const std::string& layer) {
-    if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return {};
+  TensorUse used(const at::Tensor& tensor, const std::string& name, const std::string& layer) {
+    if (!tensor.defined() || is_number_as_tensor(tensor)) return {};
     check_kind_of_tensor(tensor, name, layer);
     user_check(!tensor.is_conj() && !tensor.is_neg(), "plan: {}{} works on a lazily conjugated or negated tensor", name,
                in(layer));
-    int index = 0;
-    if (const auto found = storages_.find(storage_of(tensor)); found != storages_.end()) {
-      index = found->second;
-    } else {
+    int index = storages_.find(tensor);
+    if (index < 0) {
       index = add_storage(tensor, fmt::format("constant:{}", step_.storages.size()));
       step_.storages[index].kind = TensorKind::kInput;
       step_.storages[index].external = tensor.detach();
     }
-    return {index, tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset(), tensor.scalar_type()};
+    return use_of(tensor, index);
   }
 
   /// A forward operation made its node of autograd, and with it a sequence number, just before it came here; a backward
@@ -258,30 +300,16 @@ class Recorder {
           step_.storages[storage].kind = TensorKind::kGrad;
   }
 
+  LaterSteps later_;
   std::shared_ptr<AllocationLog> log_;
   CapturedStep step_;
-  std::unordered_map<c10::StorageImpl*, int> storages_;
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> held_;
+  TrackedStorages storages_;
+  Fingerprints bytes_;
+  std::map<int, c10::Storage> declared_;
   std::map<uint64_t, std::string> layer_of_sequence_;
   std::unordered_set<int> unwritten_;  // storages
+  std::unordered_set<int> in_flight_;  // fixed storages that an own operation was the last to write
 };
-
-Recorder* recording = nullptr;  // of the one capture that runs
-
-void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
-  recording->record(op, keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
-}
-
-bool same_value(const c10::IValue& a, const c10::IValue& b) {
-  if (a.isTensor() && b.isTensor()) {  // wrapped numbers
-    const at::Tensor &x = a.toTensor(), &y = b.toTensor();
-    return x.defined() == y.defined() && (!x.defined() || (x.scalar_type() == y.scalar_type() && x.equal(y)));
-  }
-  if (a.isGenerator() || b.isGenerator()) return a.isGenerator() && b.isGenerator();
-  if (a.isCapsule() || b.isCapsule()) return a.isCapsule() && b.isCapsule();  // the body of an operation of ours
-  return a == b;
-}
 
 /// c10 logs when memory from before a capture is freed in it, which nobody needs to know.
 class ErrorsAlone {
@@ -297,44 +325,49 @@ class ErrorsAlone {
 
 }  // namespace
 
-CapturedStep record_step(const std::function<std::vector<at::Tensor>()>& step, const StepTensors& tensors) {
+CapturedStep record_step(const std::function<std::vector<at::Tensor>()>& step, const StepTensors& tensors,
+                         LaterSteps later) {
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   const ErrorsAlone log;
-  torch::Library library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
-  library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-  Recorder recorder(tensors);
-  recording = &recorder;
-  const auto stop = [](Recorder**) { recording = nullptr; };
-  const std::unique_ptr<Recorder*, decltype(stop)> stopped(&recording, stop);
+  const Interception interception;
+  Recorder recorder(tensors, later);
   const c10::DebugInfoGuard report(c10::DebugInfoKind::PROFILER_STATE, recorder.log());
   std::vector<at::Tensor> results;
   take_most_held_bytes();
-  {
-    const c10::impl::IncludeDispatchKeyGuard here(kKey);
-    results = step();
-  }
+  Interception::run(recorder, [&] { results = step(); });
   return recorder.finish(results);
 }
 
-void check_steady(const CapturedStep& a, const CapturedStep& b) {
+void check_steady(const CapturedStep& a, CapturedStep& b, LaterSteps later) {
   const std::string help = "only a step that is the same every time can be planned";
   for (size_t i = 0; i < std::min(a.operations.size(), b.operations.size()); ++i) {
-    const auto &x = a.operations[i], &y = b.operations[i];
-    const auto differ = [&](const std::string& what) {
+    const auto& x = a.operations[i];
+    auto& y = b.operations[i];
+    const auto differ = [&](const std::string& what, const std::string& remedy) {
       throw UserError(fmt::format("plan: two steps in a row differ at operation {}, {}{}: {}", i, x.name,
                                   x.layer.empty() ? "" : " in " + x.layer, what),
-                      help);
+                      remedy);
     };
-    if (x.name != y.name || x.arguments.size() != y.arguments.size()) differ("the second calls " + y.name);
+    if (x.name != y.name || x.arguments.size() != y.arguments.size()) differ("the second calls " + y.name, help);
     for (size_t j = 0; j < x.arguments.size(); ++j) {
+      const std::string& argument = x.handle.schema().arguments()[j].name();
       if (x.arguments[j].uses != y.arguments[j].uses)
-        differ(fmt::format("argument \"{}\" has another shape or storage", x.handle.schema().arguments()[j].name()));
-      if (!same_value(x.arguments[j].value, y.arguments[j].value))
-        differ(fmt::format("argument \"{}\" is another number", x.handle.schema().arguments()[j].name()));
+        differ(fmt::format("argument \"{}\" has another shape or storage", argument), help);
+      const c10::IValue &before = x.arguments[j].value, &now = y.arguments[j].value;
+      if (same_value(before, now) || (later == LaterSteps::kCalled && is_number(before) && is_number(now))) continue;
+      differ(fmt::format("argument \"{}\" is another number: {}, then {}", argument, text_of(before), text_of(now)),
+             later == LaterSteps::kCalled
+                 ? help
+                 : "let each step call its function (PlannedStep::Options::replay), or give it as a tensor");
     }
-    if (x.makes != y.makes || x.writes != y.writes) differ("it gives other tensors");
-    if (x.memory != y.memory) differ("it allocates other memory");
+    for (const int storage : x.writes)
+      if (contains(y.reads, storage)) {  // a write that changed no byte in the second step
+        std::erase(y.reads, storage);
+        y.writes.push_back(storage);
+      }
+    if (x.makes != y.makes) differ("it gives other tensors", help);
+    if (x.memory != y.memory) differ("it allocates other memory", help);
   }
   if (a.operations.size() != b.operations.size())
     throw UserError(fmt::format("plan: two steps in a row differ: {} operations, then {}", a.operations.size(),
@@ -346,13 +379,16 @@ void check_steady(const CapturedStep& a, const CapturedStep& b) {
       throw UserError(fmt::format("plan: {} of {} bytes is made anew in each step, but by no operator",
                                   a.storages[s].name, a.storages[s].bytes),
                       "make it before the first step, or by an operator of ATen");
+    // A tensor that the caller holds at the end of either step is an output.
+    b.storages[s].kind = std::max(a.storages[s].kind, b.storages[s].kind);
   }
 }
 
-CapturedStep capture(const std::function<std::vector<at::Tensor>()>& step, const StepTensors& tensors) {
-  const CapturedStep first = record_step(step, tensors);
-  CapturedStep second = record_step(step, tensors);
-  check_steady(first, second);
+CapturedStep capture(const std::function<std::vector<at::Tensor>()>& step, const StepTensors& tensors,
+                     LaterSteps later) {
+  const CapturedStep first = record_step(step, tensors, later);
+  CapturedStep second = record_step(step, tensors, later);
+  check_steady(first, second, later);
   return second;
 }
 

@@ -47,7 +47,7 @@ struct CapturedOperation {
   bool once = false;    ///< may not run again (base/operation.h)
   std::vector<CapturedArgument> arguments;
   std::vector<int> reads;             ///< storages, each once
-  std::vector<int> writes;            ///< storages that existed before and are changed
+  std::vector<int> writes;            ///< storages that existed before and are changed, with or without a word of it
   std::vector<int> makes;             ///< storages that it makes
   std::vector<int> makes_allocation;  ///< for each of `makes` the allocation that it lies in, or -1: no bytes
   std::vector<MemoryEvent> memory;
@@ -57,15 +57,26 @@ struct CapturedStorage {
   std::string name;
   int64_t bytes = 0;
   TensorKind kind = TensorKind::kActivation;
-  at::Tensor external;  ///< of what the step found: a tensor that holds it; undefined for what the step made
+  at::Tensor external;    ///< a tensor that holds a storage that the step found; undefined if the step made it
+  bool declared = false;  ///< in StepTensors
+  /// True for a storage that the step found undeclared: others may refer to its memory, so no plan moves it.
+  bool is_fixed() const { return external.defined() && !declared; }
+};
+
+/// A call that came below autograd: an operation, or, with -1, one that only made views.
+struct CapturedCall {
+  c10::OperatorHandle handle;
+  int operation = -1;
 };
 
 /// One training step as the operators below autograd that it called, views left out.
 struct CapturedStep {
   std::vector<CapturedStorage> storages;
   std::vector<CapturedOperation> operations;
-  std::vector<TensorUse> results;  ///< what the step returned
-  int64_t held_bytes = 0;          ///< the most that HeldMemory came to (base/operation.h)
+  std::vector<CapturedCall> calls;     ///< all calls in order
+  std::vector<TensorUse> results;      ///< returned by the step
+  std::vector<at::Tensor> parameters;  ///< as they were declared
+  int64_t held_bytes = 0;              ///< maximum of HeldMemory (base/operation.h)
 };
 
 }  // namespace dovetail::plan

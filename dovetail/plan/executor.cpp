@@ -47,7 +47,7 @@ void check_algorithms(const Plan& plan, const Graph& graph) {
 
 }  // namespace
 
-struct Executor::State {
+struct Executor::State : StepMemory {
   CapturedStep step;
   StepGraph graph;
   Plan plan;
@@ -69,6 +69,15 @@ struct Executor::State {
   std::vector<int64_t> fetch_of;
   bool failed = false;
   CopyStream to_host, to_device;
+  // The step as far as it has come.
+  int next_action = 0;
+  int64_t last_out = 0, last_in = 0;  // copies
+  std::optional<NodeRun> how;         // the node that runs, its workspace, and the generator after it
+  std::byte* workspace = nullptr;
+  std::optional<at::Tensor> random_after;
+  int computing = -1;  // the action of it, in a called step
+  std::vector<int> node_of_operation;
+  std::optional<Guide> guide;
 
   const GraphTensor& tensor(int t) const { return graph.graph.tensors[t]; }
 
@@ -166,9 +175,8 @@ struct Executor::State {
     fetch_of[t] = 0;
   }
 
-  void compute(int a) {
+  void begin_compute(int a) {
     const Action& action = plan.actions[a];
-    const StepNode& node = graph.nodes[action.node];
     const GraphNode& described = graph.graph.nodes[action.node];
     for (const auto* list : {&described.inputs, &described.mutates})
       for (const int t : *list) await_data(t);
@@ -179,48 +187,135 @@ struct Executor::State {
     begins(a);
     for (size_t i = 0; i < described.outputs.size(); ++i)
       address[described.outputs[i]] = arena->data() + layout.outputs[a][i];
-    std::byte* workspace = layout.result[a] < 0 ? nullptr : arena->data() + layout.result[a];
-    std::optional<at::Tensor> after;
+    workspace = layout.result[a] < 0 ? nullptr : arena->data() + layout.result[a];
     at::Generator generator = at::detail::getDefaultCPUGenerator();
     if (described.random && runs_again[action.node]) {
       if (runs[action.node] == 0) {
         random_state[action.node] = generator.get_state();
       } else {
-        after = generator.get_state();
+        random_after = generator.get_state();
         generator.set_state(random_state[action.node]);
       }
     }
-    const NodeRun how = run_of(step, node, action.algorithm);
-    for (size_t o = 0; o < how.operations.size(); ++o)
-      run_operation(how.operations[o], how.memory.places[o], how.memory.local, workspace);
-    if (after) generator.set_state(*after);
-    ++runs[action.node];
+    how.emplace(run_of(step, graph.nodes[action.node], action.algorithm));
   }
 
-  void run_operation(const CapturedOperation& operation, const std::vector<AllocationPlace>& planned_places,
-                     const std::vector<std::pair<int, int64_t>>& locals, std::byte* workspace) {
+  void end_compute(int a) {
+    if (random_after) {
+      at::Generator generator = at::detail::getDefaultCPUGenerator();
+      generator.set_state(*random_after);
+    }
+    random_after.reset();
+    ++runs[plan.actions[a].node];
+  }
+
+  void compute(int a) {
+    begin_compute(a);
+    for (size_t o = 0; o < how->operations.size(); ++o) {
+      const std::vector<PlannedPlace> places = places_of(how->memory.places[o]);
+      const PlannedAllocations planned(how->operations[o].name, places);
+      call(how->operations[o], [this](int s) {
+        std::byte* address = address_of(s);
+        const bool elsewhere = address == nullptr && step.storages[s].external.defined();
+        return elsewhere ? step.storages[s].external.storage()
+                         : storage_at(address, address == nullptr ? 0 : step.storages[s].bytes);  // 0: without bytes
+      });
+    }
+    end_compute(a);
+  }
+
+  std::vector<PlannedPlace> places_of(const std::vector<AllocationPlace>& planned) const {
     std::vector<PlannedPlace> places;
-    places.reserve(planned_places.size());
-    for (const AllocationPlace& place : planned_places)
+    places.reserve(planned.size());
+    for (const AllocationPlace& place : planned)
       places.push_back(
           {place.storage >= 0 ? address[graph.tensor_of_storage[place.storage]] : workspace + place.workspace_offset,
            place.bytes});
-    const auto storage_of = [&](int s) {
-      if (graph.tensor_of_storage[s] >= 0)
-        return storage_at(address[graph.tensor_of_storage[s]], step.storages[s].bytes);
-      for (const auto& [local, offset] : locals)
-        if (local == s) return storage_at(workspace + offset, step.storages[s].bytes);
-      return step.storages[s].external.defined() ? step.storages[s].external.storage()
-                                                 : storage_at(nullptr, 0);  // made without bytes
-    };
-    const PlannedAllocations planned(operation.name, places);
-    call(operation, storage_of);
+    return places;
+  }
+
+  std::byte* address_of(int storage) override {
+    if (graph.tensor_of_storage[storage] >= 0) return address[graph.tensor_of_storage[storage]];
+    if (how)
+      for (const auto& [local, offset] : how->memory.local)
+        if (local == storage) return workspace + offset;
+    return nullptr;
+  }
+
+  // A called step: the plan goes on as far as the function has come.
+
+  void reach(int operation) override {
+    const int n = node_of_operation[operation];
+    if (operation != graph.nodes[n].first) return;
+    for (;;) {
+      const int a = next_action++;
+      DOVETAIL_CHECK(static_cast<size_t>(a) < plan.actions.size(), "{} is not in the plan", graph.graph.nodes[n].name);
+      const Action& action = plan.actions[a];
+      if (action.op != Op::kCompute || runs[action.node] > 0) {
+        advance(a);
+        continue;
+      }
+      user_check(action.node == n,
+                 "plan: {} runs before {}, other than in the recorded step, so that no function can be "
+                 "called",
+                 graph.graph.nodes[action.node].name, graph.graph.nodes[n].name);
+      wait_before(a);
+      begin_compute(a);
+      computing = a;
+      return;
+    }
+  }
+
+  void leave(int operation) override {
+    if (operation + 1 < graph.nodes[node_of_operation[operation]].last) return;
+    end_compute(computing);
+    spans[computing].end_s = now_seconds() - started_s;
+  }
+
+  std::vector<PlannedPlace> places_of(int operation) override {
+    return places_of(how->memory.places[operation - graph.nodes[node_of_operation[operation]].first]);
+  }
+
+  void check_can_be_called() const {
+    for (const Action& action : plan.actions) {
+      if (action.op != Op::kCompute || action.algorithm == 0) continue;
+      const NodeRun captured = run_of(step, graph.nodes[action.node], 0),
+                    other = run_of(step, graph.nodes[action.node], action.algorithm);
+      user_check(!runs_again[action.node] && std::ranges::equal(captured.operations, other.operations, {},
+                                                                &CapturedOperation::name, &CapturedOperation::name),
+                 "plan: {} runs by \"{}\", other than it was captured, so that no function can be called",
+                 graph.graph.nodes[action.node].name, graph.graph.nodes[action.node].algorithms[action.algorithm].name);
+    }
+  }
+
+  /// Tensors that the step found lie where they do between two steps.
+  void return_found() {
+    for (size_t t = 0; t < between_steps.size(); ++t) {
+      if (between_steps[t] == nullptr) continue;
+      const c10::Storage& storage = step.storages[graph.storage_of_tensor[t]].external.storage();
+      if (storage.data() != between_steps[t])
+        storage.set_data_ptr_noswap(c10::DataPtr(between_steps[t], c10::Device(c10::DeviceType::CPU)));
+    }
+  }
+
+  void wait_before(int a) {
+    for (const int wait : plan.actions[a].waits) wait_for(wait);
+    for (const int wait : layout.waits[a]) wait_for(wait);
+  }
+
+  void advance(int a) {
+    const Op op = plan.actions[a].op;
+    if (op == Op::kOffload || op == Op::kPrefetch) {  // they time themselves
+      issue(a);
+      (op == Op::kOffload ? last_out : last_in) = copy_number[a];
+    } else {
+      timed(a, [&] { issue(a); });
+    }
   }
 
   void issue(int a) {
     const Action& action = plan.actions[a];
-    for (const int wait : action.waits) wait_for(wait);
-    for (const int wait : layout.waits[a]) wait_for(wait);
+    wait_before(a);
     const int t = action.tensor;
     switch (action.op) {
       case Op::kCompute:
@@ -258,6 +353,31 @@ struct Executor::State {
   std::vector<int> offload_of;
   int64_t offload_number(int t) const { return offload_of[t] < 0 ? 0 : copy_number[offload_of[t]]; }
 
+  void begin() {
+    user_check(!failed, "plan: the step cannot go on after the error of the last one");
+    failed = true;
+    if (guide) guide->release_held();
+    spans.assign(plan.actions.size(), {});
+    copy_number.assign(plan.actions.size(), 0);
+    fetch_of.assign(address.size(), 0);
+    offload_of.assign(address.size(), -1);
+    runs.assign(graph.nodes.size(), 0);
+    next_action = 0;
+    last_out = last_in = 0;
+    started_s = now_seconds();
+  }
+
+  /// Runs all that is left of the plan.
+  Run finish() {
+    while (static_cast<size_t>(next_action) < plan.actions.size()) advance(next_action++);
+    to_host.wait(last_out);
+    to_device.wait(last_in);
+    how.reset();
+    const double seconds = now_seconds() - started_s;
+    failed = false;
+    return {seconds, std::move(spans)};
+  }
+
   double started_s = 0;
   std::vector<Timeline::Span> spans;
   /// What it waited for is over.
@@ -290,37 +410,33 @@ Executor::Executor(CapturedStep step, StepGraph graph, Plan plan, const Options&
   for (const Action& action : s.plan.actions)
     if (action.op == Op::kCompute) ++computes[action.node];
   for (const int count : computes) s.runs_again.push_back(count > 1);
+  for (size_t n = 0; n < s.graph.nodes.size(); ++n)
+    s.node_of_operation.resize(s.graph.nodes[n].last, static_cast<int>(n));
   s.adopt();
 }
 
-Executor::~Executor() { state_->give_back(); }
+Executor::~Executor() {
+  state_->guide.reset();
+  state_->give_back();
+}
 
 Executor::Run Executor::run() {
+  state_->begin();
+  return state_->finish();
+}
+
+Executor::Run Executor::run(const std::function<void()>& work, const CallChecks& checks) {
   State& s = *state_;
-  user_check(!s.failed, "plan: the step cannot go on after the error of the last one");
-  s.failed = true;
-  const size_t actions = s.plan.actions.size();
-  s.spans.assign(actions, {});
-  s.copy_number.assign(actions, 0);
-  s.fetch_of.assign(s.address.size(), 0);
-  s.offload_of.assign(s.address.size(), -1);
-  s.runs.assign(s.graph.nodes.size(), 0);
-  s.started_s = now_seconds();
-  int64_t last_out = 0, last_in = 0;
-  for (size_t a = 0; a < actions; ++a) {
-    const Op op = s.plan.actions[a].op;
-    if (op == Op::kOffload || op == Op::kPrefetch) {  // they time themselves
-      s.issue(static_cast<int>(a));
-      (op == Op::kOffload ? last_out : last_in) = s.copy_number[a];
-    } else {
-      s.timed(static_cast<int>(a), [&] { s.issue(static_cast<int>(a)); });
-    }
+  if (!s.guide) {
+    s.check_can_be_called();
+    s.guide.emplace(s.step, s);
   }
-  s.to_host.wait(last_out);
-  s.to_device.wait(last_in);
-  const double seconds = now_seconds() - s.started_s;
-  s.failed = false;
-  return {seconds, std::move(s.spans)};
+  s.begin();
+  s.guide->run(work, checks);
+  Run run = s.finish();
+  s.return_found();
+  s.guide->find_held();
+  return run;
 }
 
 std::vector<at::Tensor> Executor::results() const {

@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "dovetail/plan/captured_step.h"
 #include "dovetail/plan/check.h"
+#include "dovetail/plan/guide.h"
 #include "dovetail/plan/step_graph.h"
 
 namespace dovetail::plan {
@@ -43,6 +45,10 @@ class Executor {
   /// One step. UserError when an operation asks for memory that was not planned, when copying fails, or after an
   /// earlier run has thrown.
   Run run();
+  /// The same by calling the function that was recorded, which then reads and computes anew all but what its operations
+  /// do (plan/guide.h). UserError also where it is not the recorded one, and for a plan whose nodes run first in
+  /// another order or, run again, by another algorithm than the captured one.
+  Run run(const std::function<void()>& work, const CallChecks& checks);
 
   /// What the step returned, valid until the next run.
   std::vector<at::Tensor> results() const;

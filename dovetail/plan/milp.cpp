@@ -196,7 +196,7 @@ class Answer {
   bool found_ = false, optimal_ = false, infeasible_ = false;
 };
 
-MilpResult solve(const LinearProgram& program, const MilpOptions& options) {
+MilpResult solve_linear(const LinearProgram& program, const MilpOptions& options) {
   const auto begin = Clock::now();
   const double deadline_s = (1 + kGrace) * options.time_limit_s + kGraceSeconds;
   const bool is_linear = options.relax || std::ranges::find(program.integer, 1) == program.integer.end();
@@ -279,14 +279,14 @@ MilpResult solve_milp(const LinearProgram& program, const MilpOptions& options) 
     DOVETAIL_CHECK(program.violation(*program.start) <= kMilpTolerance, "the start breaks the program by {}",
                    program.violation(*program.start));
   }
-  if (!options.cutoff) return solve(program, options);
+  if (!options.cutoff) return solve_linear(program, options);
   LinearProgram limited = program;
   std::vector<std::pair<int, double>> entries;
   for (int c = 0; c < program.columns(); ++c)
     if (program.cost[static_cast<size_t>(c)] != 0) entries.emplace_back(c, program.cost[static_cast<size_t>(c)]);
   limited.add_row(-LinearProgram::kInfinity, *options.cutoff - program.offset, entries);
   if (limited.start && limited.violation(*limited.start) > kMilpTolerance) limited.start.reset();
-  return solve(limited, options);
+  return solve_linear(limited, options);
 }
 
 }  // namespace dovetail::plan

@@ -15,7 +15,10 @@ namespace {
 class Builder {
  public:
   explicit Builder(const CapturedStep& step)
-      : step_(step), first_use_(step.storages.size(), -1), last_use_(step.storages.size(), -1) {}
+      : step_(step),
+        first_use_(step.storages.size(), -1),
+        last_use_(step.storages.size(), -1),
+        is_fixed_and_written_(step.storages.size(), false) {}
 
   StepGraph build() {
     group();
@@ -35,11 +38,6 @@ class Builder {
   }
 
  private:
-  bool is_constant(int storage) const {
-    return step_.storages[storage].external.defined() && step_.storages[storage].kind == TensorKind::kInput &&
-           step_.storages[storage].name.starts_with("constant:");
-  }
-
   void group() {
     std::vector<int> node_of(step_.storages.size(), -1);  // the node that makes it
     for (size_t o = 0; o < step_.operations.size(); ++o) {
@@ -62,6 +60,8 @@ class Builder {
             if (first_use_[storage] < 0) first_use_[storage] = static_cast<int>(n);
             last_use_[storage] = static_cast<int>(n);
           }
+    for (const auto& operation : step_.operations)
+      for (const int storage : operation.writes) is_fixed_and_written_[storage] = step_.storages[storage].is_fixed();
   }
 
   bool is_local(int storage) const {
@@ -74,7 +74,7 @@ class Builder {
     made_.graph.base_bytes += step_.held_bytes;
     for (size_t s = 0; s < step_.storages.size(); ++s) {
       const CapturedStorage& storage = step_.storages[s];
-      if (is_constant(static_cast<int>(s))) {
+      if (storage.is_fixed()) {
         made_.graph.base_bytes += storage.bytes;
         continue;
       }
@@ -94,6 +94,8 @@ class Builder {
       const auto& operation = step_.operations[o];
       out.random = out.random || operation.random;
       out.recomputable = out.recomputable && !operation.once;
+      for (const auto* list : {&operation.reads, &operation.writes})
+        for (const int storage : *list) out.recomputable = out.recomputable && !is_fixed_and_written_[storage];
       for (const int storage : operation.makes) makes.push_back(storage);
       for (const int storage : operation.reads)
         if (!contains(makes, storage)) add_tensor(out.inputs, storage);
@@ -114,6 +116,7 @@ class Builder {
 
   const CapturedStep& step_;
   std::vector<int> first_use_, last_use_;
+  std::vector<bool> is_fixed_and_written_;  // so that each operation on it runs once, where it was recorded
   StepGraph made_;
 };
 

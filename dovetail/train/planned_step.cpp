@@ -26,6 +26,9 @@
 namespace dovetail {
 namespace {
 
+constexpr const char* kOneSize =
+    "leave out a last batch that is smaller, or fill it up with rows whose loss is not counted; "
+    "PlannedStep::Options::anew records and plans each new size again";
 constexpr int kProfiledSteps = 4;  // the first warms up
 constexpr int64_t kMeasuredCopyBytes = int64_t{128} << 20;
 constexpr int kMeasuredCopies = 3;
@@ -52,11 +55,20 @@ struct PlannedStep::State {
   std::optional<MemoryPlanReport> report;
   std::vector<plan::TradeOff> curve;
   std::vector<plan::Executor::Run> runs;  // by the plan
+  int64_t planned_steps = 0;              // by either plan
 
   bool is_for(const Inputs& given, const Constants& numbers) const {
     return numbers == constants && std::ranges::equal(given, inputs, [](const auto& named, const at::Tensor& input) {
              return named.second.sizes() == input.sizes();
            });
+  }
+
+  plan::LaterSteps later() const { return options.replay ? plan::LaterSteps::kReplayed : plan::LaterSteps::kCalled; }
+
+  plan::Executor::Run run_planned() {
+    const bool checked = options.check_steps > 0 && planned_steps++ % options.check_steps == 0;
+    if (options.replay && !checked) return executor->run();
+    return executor->run([this] { work(inputs); }, {.same_numbers = options.replay, .writes = checked});
   }
 
   void take(const Inputs& given, const Constants& numbers) {
@@ -68,14 +80,18 @@ struct PlannedStep::State {
       }
     }
     for (size_t i = 0; i < numbers.size(); ++i)
-      user_check(numbers[i] == constants.at(i), "memory.budget: a step has {} {}, but its plan is for {}",
-                 numbers[i].first, numbers[i].second, constants[i].second);
+      if (numbers[i] != constants.at(i))
+        throw UserError(fmt::format("memory.budget: a step has {} {}, but its plan is for {}", numbers[i].first,
+                                    numbers[i].second, constants[i].second),
+                        kOneSize);
     DOVETAIL_CHECK(given.size() == inputs.size(), "{} inputs became {}", inputs.size(), given.size());
     for (size_t i = 0; i < inputs.size(); ++i) {
       const auto& [name, tensor] = given[i];
       DOVETAIL_CHECK(name == tensors.inputs[i].first, "input {} became {}", tensors.inputs[i].first, name);
-      user_check(tensor.sizes() == inputs[i].sizes(), "memory.budget: a step has {} {}, but its plan is for {}", name,
-                 describe(tensor), describe(inputs[i]));
+      if (tensor.sizes() != inputs[i].sizes())
+        throw UserError(fmt::format("memory.budget: a step has {} {}, but its plan is for {}", name, describe(tensor),
+                                    describe(inputs[i])),
+                        kOneSize);
       inputs[i].copy_(tensor);
     }
   }
@@ -86,8 +102,8 @@ struct PlannedStep::State {
           work(inputs);
           return std::vector<at::Tensor>();
         },
-        tensors);
-    if (captured) plan::check_steady(*captured, step);
+        tensors, later());
+    if (captured) plan::check_steady(*captured, step, later());
     captured = std::move(step);
     graph = graph_allowing(options);
   }
@@ -142,7 +158,7 @@ struct PlannedStep::State {
       solve(kFirstPlan * options.solve_s);
       executor.emplace(*captured, graph, plan, plan::Executor::Options{.folder = options.folder, .copies_alone = true});
     }
-    profiled.push_back(executor->run());
+    profiled.push_back(run_planned());
   }
 
   void make_plan() {
@@ -218,7 +234,7 @@ void PlannedStep::run(const Inputs& inputs, const Constants& constants) {
   if (s.steps <= 3) return s.record();
   if (s.steps < 3 + kProfiledSteps) return s.run_profiled();
   if (s.report) {
-    plan::Executor::Run run = s.executor->run();
+    plan::Executor::Run run = s.run_planned();
     if (s.runs.size() < kMeasuredSteps) s.runs.push_back(std::move(run));
     return;
   }

@@ -61,6 +61,12 @@ class PlannedStep {
     std::shared_ptr<plan::PagedAllocations> paged =
         {};             ///< ended once there is a plan: what was made before lies there
     bool anew = false;  ///< a step that its plan is not for begins anew, as the first did; else UserError
+    /// Steps run the recorded operations without calling `work`, with the recorded numbers. For work that reads what
+    /// changes through pointers, in operations of its own (base/operation.h).
+    bool replay = false;
+    /// One planned step in so many is checked, the first one too: UserError for a tensor that an operation changes
+    /// unseen and, with `replay`, for a number that is not the recorded one. 0: none.
+    int check_steps = 100;
   };
   /// What a plan may do beside keeping tensors, by the names of memory.allow.
   static constexpr std::array<std::pair<std::string_view, bool Options::*>, 5> kTechniques = {
@@ -76,8 +82,10 @@ class PlannedStep {
   using Constants = std::vector<std::pair<std::string, int64_t>>;
   /// One step on what it is given.
   using Work = std::function<void(const std::vector<at::Tensor>& inputs)>;
-  /// What `work` reads beside its argument and `tensors` is constant, or read by operations through pointers
-  /// (base/operation.h).
+  /// Each step calls `work` and runs its operations as planned (plan/guide.h): the same operators on the same shapes
+  /// each time. Numbers may change, values may be read, and it may hold tensors from one step to the next. Tensors that
+  /// it reads beside its argument and `tensors` were made before the first step. Gradients that it makes end with the
+  /// step.
   PlannedStep(Work work, plan::StepTensors tensors, Options options);
   ~PlannedStep();
 

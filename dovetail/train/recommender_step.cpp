@@ -36,12 +36,14 @@ RecommenderStep::RecommenderStep(std::shared_ptr<Recommender> model, const Recom
       reducer_(group_, optimizer_.parameters(), {.bucket_bytes = options_.bucket_bytes}),
       judged_(at::zeros({1})) {}
 
-void RecommenderStep::plan_memory(const PlannedStep::Options& options) {
+void RecommenderStep::plan_memory(PlannedStep::Options options) {
+  options.replay = true;  // `now_` is read anew by operations
   plan::StepTensors tensors;
   for (const auto& item : model_->named_parameters()) tensors.parameters.emplace_back(item.key(), item.value());
   tensors.state = optimizer_.state();
   tensors.state.emplace_back("judged", judged_);
-  planned_.emplace([this](const std::vector<at::Tensor>& inputs) { work(inputs); }, std::move(tensors), options);
+  planned_.emplace([this](const std::vector<at::Tensor>& inputs) { work(inputs); }, std::move(tensors),
+                   std::move(options));
 }
 
 PlannedStep::Inputs RecommenderStep::inputs_of(const StepRows& rows) {

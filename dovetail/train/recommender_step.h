@@ -50,7 +50,7 @@ class RecommenderStep {
   RecommenderStep& operator=(const RecommenderStep&) = delete;
 
   /// From the next step on by a memory plan. Once; UserError for what cannot be planned.
-  void plan_memory(const PlannedStep::Options& options);
+  void plan_memory(PlannedStep::Options options);
   /// Null without one.
   const PlannedStep* memory_plan() const { return planned_ ? &*planned_ : nullptr; }
 

@@ -28,13 +28,14 @@ TrainStep::TrainStep(std::shared_ptr<GPT> model, Optimizer& optimizer, std::shar
   DOVETAIL_CHECK(options_.micro_batch > 0, "micro_batch {}", options_.micro_batch);
 }
 
-void TrainStep::plan_memory(const PlannedStep::Options& options) {
+void TrainStep::plan_memory(PlannedStep::Options options) {
+  options.replay = true;  // `now_` is read anew by operations
   plan::StepTensors tensors;
   for (const auto& item : model_->named_parameters()) tensors.parameters.emplace_back(item.key(), item.value());
   tensors.state = optimizer_.state();
   tensors.state.emplace_back("judged", judged_);
   planned_.emplace([this](const std::vector<at::Tensor>& inputs) { work(inputs.front()); }, std::move(tensors),
-                   options);
+                   std::move(options));
 }
 
 StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop, const StepPlace& place) {

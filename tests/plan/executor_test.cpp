@@ -284,12 +284,14 @@ TEST_F(ExecutedPlan, OperationsRunAgainDrawTheSameNumbers) {
     const bool inputs_stay = std::all_of(maker.inputs.begin(), maker.inputs.end(), [&](int t) {
       return graph_.graph.tensors[t].kind != TensorKind::kActivation;
     });
-    if (maker.runs_once() || maker.outputs.size() != 1 || (!inputs_stay && !maker.random)) continue;
+    const bool norm = maker.name.starts_with("aten::native_batch_norm");  // three results; changes its statistics
+    EXPECT_TRUE(!norm || maker.runs_once());
+    if (maker.runs_once() || (!inputs_stay && !maker.random && !norm)) continue;
     ++again;
     random += maker.random ? 1 : 0;
     insert(position_of(gap.needed_by), {.op = Op::kCompute, .node = gap.maker});
     insert(position_of(gap.leaves_after) + 1, {.op = Op::kFree, .tensor = gap.tensor});
-    if (maker.random)  // its inputs are kept to the end
+    if (maker.random || norm)  // its inputs are kept to the end
       for (const int t : maker.inputs) {
         const auto freed = std::find_if(plan_.actions.begin(), plan_.actions.end(),
                                         [&](const Action& a) { return a.op == Op::kFree && a.tensor == t; });

@@ -87,7 +87,8 @@ TEST(PagedMemory, ARecordedStepIsTheSame) {
   const StepTensors tensors{.parameters = {{"weight", weight}}};
   const CapturedStep plain = record_step(step, tensors);
   const PagedAllocations paged(folder.path());
-  EXPECT_NO_THROW(check_steady(plain, record_step(step, tensors)));
+  CapturedStep again = record_step(step, tensors);
+  EXPECT_NO_THROW(check_steady(plain, again));
 }
 
 TEST(PagedMemory, SaysWhereNoFileCanBe) { EXPECT_THROW(PagedMemory("/nowhere"), UserError); }
