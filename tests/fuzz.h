@@ -1,6 +1,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -84,17 +85,28 @@ inline void overwrite(const std::filesystem::path& path, const std::string& cont
   std::ofstream(path, std::ios::binary | std::ios::trunc) << content;
 }
 
-/// Gives `read` mutations of the seeds in turn; a seed itself must be read. A UserError is a refusal; any other
-/// exception fails the test and shows the input. Fails, too, if all mutations are accepted or all refused.
+/// High-water mark of the process's resident memory.
+inline int64_t peak_resident_mib() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss / 1024;
+}
+
+/// Calls `read(input, i)` with mutations of seed i, the seeds in turn; a seed itself must be read. A UserError is a
+/// refusal; any other exception fails the test and shows the input. Fails, too, if all mutations are accepted, all are
+/// refused, or memory grows by a GiB.
 template <class Read>
-void fuzz(const std::vector<std::string>& seeds, int64_t few, uint64_t seed, const Read& read) {
-  for (const std::string& whole : seeds) ASSERT_NO_THROW(read(whole)) << escaped(whole);
+void fuzz_each(const std::vector<std::string>& seeds, int64_t few, uint64_t seed, const Read& read) {
+  constexpr int64_t kMaximumMib = 1024;
+  for (size_t i = 0; i < seeds.size(); ++i) ASSERT_NO_THROW(read(seeds[i], i)) << escaped(seeds[i]);
+  const int64_t resident_mib = peak_resident_mib();
   std::mt19937_64 random(seed);
   int64_t accepted = 0, refused = 0;
   for (int64_t i = 0, inputs = fuzz_inputs(few); i < inputs; ++i) {
-    const std::string input = mutated(seeds[static_cast<size_t>(i) % seeds.size()], random);
+    const size_t from = static_cast<size_t>(i) % seeds.size();
+    const std::string input = mutated(seeds[from], random);
     try {
-      read(input);
+      read(input, from);
       ++accepted;
     } catch (const UserError& e) {
       ASSERT_NE(std::string(e.what()), "");
@@ -102,9 +114,17 @@ void fuzz(const std::vector<std::string>& seeds, int64_t few, uint64_t seed, con
     } catch (const std::exception& e) {
       FAIL() << "input " << i << ": " << e.what() << "\n\"" << escaped(input) << "\"";
     }
+    ASSERT_LT(peak_resident_mib() - resident_mib, kMaximumMib) << "input " << i << "\n\"" << escaped(input) << "\"";
+    if (::testing::Test::HasFailure()) FAIL() << "input " << i << "\n\"" << escaped(input) << "\"";
   }
   EXPECT_GT(accepted, 0);
   EXPECT_GT(refused, 0);
+}
+
+/// The same for a reader of one kind of file.
+template <class Read>
+void fuzz(const std::vector<std::string>& seeds, int64_t few, uint64_t seed, const Read& read) {
+  fuzz_each(seeds, few, seed, [&](const std::string& input, size_t) { read(input); });
 }
 
 }  // namespace dovetail::test

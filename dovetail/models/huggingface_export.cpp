@@ -54,7 +54,7 @@ void export_tokenizer(const std::string& kind, const std::string& content, const
 std::map<std::string, at::Tensor> export_tensors(GPT& model, HuggingfaceArchitecture architecture) {
   const auto parameters = model.named_parameters();
   std::map<std::string, at::Tensor> tensors;
-  for (const auto& layout : huggingface_tensors(architecture, model.config())) {
+  visit_huggingface_tensors(architecture, model.config(), [&](const TensorLayout& layout) {
     const auto ours = parameters[layout.ours].detach().to(at::kCPU, at::kFloat);
     int64_t row = 0;
     for (const auto& part : layout.parts) {
@@ -62,7 +62,7 @@ std::map<std::string, at::Tensor> export_tensors(GPT& model, HuggingfaceArchitec
       tensors[part.name] = (layout.transposed ? rows.t() : rows).contiguous();
       row += part.rows;
     }
-  }
+  });
   return tensors;
 }
 

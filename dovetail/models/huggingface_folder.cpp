@@ -6,6 +6,7 @@
 #include <torch/types.h>
 
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <utility>
 
 #include "dovetail/base/error.h"
@@ -50,7 +51,9 @@ void TensorFolder::read_index(const std::filesystem::path& path) {
     user_check(file.is_string() && std::filesystem::path(file.get<std::string>()).filename() == file.get<std::string>(),
                "{}: weight_map.{} = {} is not the name of a file in this folder", path.string(), name, file.dump());
     file_of_[name] = {file.get<std::string>(), name};
-    (std::filesystem::exists(folder_ / file_of_[name].file) ? shards : missing).insert(file_of_[name].file);
+    std::error_code unusable;  // set for a name that no file can have
+    const bool exists = std::filesystem::exists(folder_ / file_of_[name].file, unusable);
+    (exists ? shards : missing).insert(file_of_[name].file);
   }
   if (!missing.empty())
     throw UserError(
@@ -83,22 +86,33 @@ const SafetensorsFile& TensorFolder::open(const std::string& file_name) {
   return *file;
 }
 
-at::Tensor TensorFolder::read(const std::string& name) {
+const TensorFolder::Place& TensorFolder::place_of(const std::string& name) const {
   user_check(contains(name), "{}: tensor {} is missing", folder_.string(), name);
+  return file_of_.at(name);
+}
+
+at::Tensor TensorFolder::read(const std::string& name) {
+  const Place& place = place_of(name);
   unread_.erase(name);
-  const auto& place = file_of_[name];
   return open(place.file).read(place.name);
 }
 
-at::Tensor TensorFolder::read_weight(const std::string& name) {
-  const auto tensor = read(name);
-  const auto dtype = tensor.scalar_type();
+std::vector<int64_t> TensorFolder::weight_shape(const std::string& name) {
+  const Place& place = place_of(name);
+  const SafetensorsFile& file = open(place.file);
+  const auto dtype = file.dtype(place.name);
   if (dtype != at::kFloat && dtype != at::kDouble && dtype != at::kBFloat16 && dtype != at::kHalf)
     throw UserError(fmt::format("{}: tensor {} holds {}, not float32, bfloat16 or float16", folder_.string(), name,
                                 c10::toString(dtype)),
                     "the weights are quantized: dequantize them with transformers and save them as bfloat16");
+  return file.shape(place.name);
+}
+
+at::Tensor TensorFolder::read_weight(const std::string& name) {
+  weight_shape(name);
+  const auto tensor = read(name);
   auto weight = tensor.to(at::kFloat);
-  if (dtype == at::kDouble && !at::equal(weight.to(at::kDouble), tensor)) rounded_.push_back(name);
+  if (tensor.scalar_type() == at::kDouble && !at::equal(weight.to(at::kDouble), tensor)) rounded_.push_back(name);
   return weight;
 }
 

@@ -27,7 +27,10 @@ class TensorFolder {
   const std::filesystem::path& path() const { return folder_; }
   bool contains(const std::string& name) const { return file_of_.contains(name); }
   at::Tensor read(const std::string& name);
-  /// The same as float32. Throws UserError for integers and 8-bit floats, which are codes of quantized weights.
+  /// Shape of a tensor of weights. Throws UserError for integers and 8-bit floats, which are codes of quantized
+  /// weights.
+  std::vector<int64_t> weight_shape(const std::string& name);
+  /// The weights as float32. Throws as `weight_shape` does.
   at::Tensor read_weight(const std::string& name);
   /// Gives the tensor `from` the name `to`.
   void rename(const std::string& from, const std::string& to);
@@ -43,6 +46,7 @@ class TensorFolder {
   void read_index(const std::filesystem::path& path);
   [[noreturn]] void refuse_without_tensors() const;
   const SafetensorsFile& open(const std::string& file_name);
+  const Place& place_of(const std::string& name) const;
 
   std::filesystem::path folder_;
   std::map<std::string, std::unique_ptr<SafetensorsFile>> files_;

@@ -37,14 +37,23 @@ void import_parameter(at::Tensor& parameter, const TensorLayout& layout, TensorF
   std::vector<at::Tensor> parts;
   for (const auto& part : layout.parts) {
     auto tensor = source.read_weight(name_in(source, part.name));
-    auto shape = parameter.sizes().vec();
-    shape[0] = part.rows;
-    if (layout.transposed) std::swap(shape[0], shape[1]);
-    user_check(tensor.sizes() == at::IntArrayRef(shape), "tensor {} is [{}], but config.json asks for [{}]", part.name,
-               fmt::join(tensor.sizes(), ", "), fmt::join(shape, ", "));
     parts.push_back(layout.transposed ? tensor.t() : tensor);
   }
-  parameter.copy_(parts.size() == 1 ? parts[0] : at::cat(parts));
+  const auto whole = parts.size() == 1 ? parts[0] : at::cat(parts);
+  DOVETAIL_CHECK(whole.sizes() == parameter.sizes(), "{} is [{}], not [{}]", layout.ours,
+                 fmt::join(parameter.sizes(), ", "), fmt::join(whole.sizes(), ", "));
+  parameter.copy_(whole);
+}
+
+/// Compares each tensor that config.json asks for with the headers of the files, before any memory is taken for it.
+void check_tensors(const HuggingfaceModel& described, TensorFolder& source) {
+  visit_huggingface_tensors(described.architecture, described.config, [&](const TensorLayout& layout) {
+    for (const auto& part : layout.parts) {
+      const auto found = source.weight_shape(name_in(source, part.name)), wanted = layout.shape_of(part);
+      user_check(found == wanted, "tensor {} is [{}], but config.json asks for [{}]", part.name, fmt::join(found, ", "),
+                 fmt::join(wanted, ", "));
+    }
+  });
 }
 
 /// Compares what a tied config says with the two matrices in the file, as transformers does: an own head unties, and a
@@ -75,9 +84,10 @@ bool is_stored_constant(const std::string& name, const at::Tensor& tensor, const
   };
   if (model.architecture == HuggingfaceArchitecture::kGpt2) {
     if (of_a_block("h", "attn.masked_bias")) return tensor.numel() == 1 && tensor.item<double>() <= -1e4;
-    if (!of_a_block("h", "attn.bias") || tensor.dim() != 4 || tensor.size(2) != tensor.size(3)) return false;
-    const auto mask = at::ones({1, 1, tensor.size(2), tensor.size(3)}).tril();
-    return at::equal(tensor.to(at::kFloat), mask);
+    if (!of_a_block("h", "attn.bias") || tensor.dim() != 4 || tensor.numel() == 0) return false;
+    const int64_t size = tensor.size(3);
+    if (tensor.sizes() != at::IntArrayRef({1, 1, size, size})) return false;
+    return at::equal(tensor.to(at::kFloat), at::ones({1, 1, size, size}).tril());
   }
   if (!of_a_block("layers", "self_attn.rotary_emb.inv_freq") && name != "model.rotary_emb.inv_freq") return false;
   const auto exponents = at::arange(0, c.head_dim, 2, at::kDouble) / static_cast<double>(c.head_dim);
@@ -127,11 +137,12 @@ std::shared_ptr<GPT> import_huggingface(const fs::path& folder) {
   auto described = from_huggingface_config(read_json_file(config_path), config_path.string());
   TensorFolder source(folder);
   resolve_head(described, source);
+  check_tensors(described, source);
   auto model = std::make_shared<GPT>(described.config);
   auto parameters = model->named_parameters();
-  for (const auto& layout : huggingface_tensors(described.architecture, described.config)) {
+  visit_huggingface_tensors(described.architecture, described.config, [&](const TensorLayout& layout) {
     import_parameter(parameters[layout.ours], layout, source);
-  }
+  });
   check_rest(described, source);
   source.warn_of_rounding();
   return model;

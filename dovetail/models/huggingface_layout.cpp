@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/schema.h"
 #include "dovetail/models/gpt.h"
 
 namespace dovetail {
@@ -60,60 +61,66 @@ std::string gpt2_obstacle(const ModelConfig& c) {
   return {};
 }
 
+using Visit = std::function<void(const TensorLayout&)>;
+
 /// Llama's, or with experts Mixtral's, which has those in place of the feed-forward.
-std::vector<TensorLayout> llama_tensors(const ModelConfig& c) {
-  std::vector<TensorLayout> tensors = {{"embed.weight", {{"model.embed_tokens.weight", c.vocab_size}}}};
+void visit_llama(const ModelConfig& c, const Visit& visit) {
+  const int64_t q_width = c.heads * c.head_dim, kv_width = c.kv_heads * c.head_dim;
+  visit({"embed.weight", {{"model.embed_tokens.weight", c.vocab_size}}, c.width});
   for (int64_t i = 0; i < c.layers; ++i) {
     const auto ours = fmt::format("blocks.{}.", i), theirs = fmt::format("model.layers.{}.", i);
-    tensors.push_back({ours + "attention_norm.weight", {{theirs + "input_layernorm.weight", c.width}}});
-    tensors.push_back({ours + "attention.qkv.weight",
-                       {{theirs + "self_attn.q_proj.weight", c.heads * c.head_dim},
-                        {theirs + "self_attn.k_proj.weight", c.kv_heads * c.head_dim},
-                        {theirs + "self_attn.v_proj.weight", c.kv_heads * c.head_dim}}});
-    tensors.push_back({ours + "attention.out.weight", {{theirs + "self_attn.o_proj.weight", c.width}}});
-    tensors.push_back({ours + "ffn_norm.weight", {{theirs + "post_attention_layernorm.weight", c.width}}});
+    visit({ours + "attention_norm.weight", {{theirs + "input_layernorm.weight", c.width}}});
+    visit({ours + "attention.qkv.weight",
+           {{theirs + "self_attn.q_proj.weight", q_width},
+            {theirs + "self_attn.k_proj.weight", kv_width},
+            {theirs + "self_attn.v_proj.weight", kv_width}},
+           c.width});
+    visit({ours + "attention.out.weight", {{theirs + "self_attn.o_proj.weight", c.width}}, q_width});
+    visit({ours + "ffn_norm.weight", {{theirs + "post_attention_layernorm.weight", c.width}}});
     if (c.moe.experts == 0) {
-      tensors.push_back(
-          {ours + "ffn.up.weight",
-           {{theirs + "mlp.gate_proj.weight", c.ffn_width}, {theirs + "mlp.up_proj.weight", c.ffn_width}}});
-      tensors.push_back({ours + "ffn.down.weight", {{theirs + "mlp.down_proj.weight", c.width}}});
+      visit({ours + "ffn.up.weight",
+             {{theirs + "mlp.gate_proj.weight", c.ffn_width}, {theirs + "mlp.up_proj.weight", c.ffn_width}},
+             c.width});
+      visit({ours + "ffn.down.weight", {{theirs + "mlp.down_proj.weight", c.width}}, c.ffn_width});
       continue;
     }
-    tensors.push_back({ours + "moe.router.weight", {{theirs + "block_sparse_moe.gate.weight", c.moe.experts}}});
+    visit({ours + "moe.router.weight", {{theirs + "block_sparse_moe.gate.weight", c.moe.experts}}, c.width});
     for (int64_t e = 0; e < c.moe.experts; ++e) {
       const auto our_expert = fmt::format("{}moe.experts.{}.", ours, e),
                  their_expert = fmt::format("{}block_sparse_moe.experts.{}.", theirs, e);
-      tensors.push_back(
-          {our_expert + "up.weight",
-           {{their_expert + "w1.weight", c.moe.ffn_width}, {their_expert + "w3.weight", c.moe.ffn_width}}});
-      tensors.push_back({our_expert + "down.weight", {{their_expert + "w2.weight", c.width}}});
+      visit({our_expert + "up.weight",
+             {{their_expert + "w1.weight", c.moe.ffn_width}, {their_expert + "w3.weight", c.moe.ffn_width}},
+             c.width});
+      visit({our_expert + "down.weight", {{their_expert + "w2.weight", c.width}}, c.moe.ffn_width});
     }
   }
-  tensors.push_back({"norm.weight", {{"model.norm.weight", c.width}}});
-  if (!c.tied) tensors.push_back({"head.weight", {{"lm_head.weight", c.vocab_size}}});
-  return tensors;
+  visit({"norm.weight", {{"model.norm.weight", c.width}}});
+  if (!c.tied) visit({"head.weight", {{"lm_head.weight", c.vocab_size}}, c.width});
 }
 
-std::vector<TensorLayout> gpt2_tensors(const ModelConfig& c) {
-  std::vector<TensorLayout> tensors = {{"embed.weight", {{"transformer.wte.weight", c.vocab_size}}},
-                                       {"positions.weight", {{"transformer.wpe.weight", c.context}}}};
+void visit_gpt2(const ModelConfig& c, const Visit& visit) {
+  visit({"embed.weight", {{"transformer.wte.weight", c.vocab_size}}, c.width});
+  visit({"positions.weight", {{"transformer.wpe.weight", c.context}}, c.width});
+  const auto add_norm = [&](const std::string& ours, const std::string& theirs) {
+    visit({ours + ".weight", {{theirs + ".weight", c.width}}});
+    visit({ours + ".bias", {{theirs + ".bias", c.width}}});
+  };
   // GPT-2 stores its Linear weights (in, out).
-  const auto add = [&](const std::string& ours, const std::string& theirs, int64_t rows, bool transposed) {
-    tensors.push_back({ours + ".weight", {{theirs + ".weight", rows}}, transposed});
-    tensors.push_back({ours + ".bias", {{theirs + ".bias", rows}}});
+  const auto add_linear = [&](const std::string& ours, const std::string& theirs, int64_t in, int64_t out) {
+    visit({ours + ".weight", {{theirs + ".weight", out}}, in, true});
+    visit({ours + ".bias", {{theirs + ".bias", out}}});
   };
   for (int64_t i = 0; i < c.layers; ++i) {
     const auto ours = fmt::format("blocks.{}.", i), theirs = fmt::format("transformer.h.{}.", i);
-    add(ours + "attention_norm", theirs + "ln_1", c.width, false);
-    add(ours + "attention.qkv", theirs + "attn.c_attn", 3 * c.width, true);
-    add(ours + "attention.out", theirs + "attn.c_proj", c.width, true);
-    add(ours + "ffn_norm", theirs + "ln_2", c.width, false);
-    add(ours + "ffn.up", theirs + "mlp.c_fc", c.ffn_width, true);
-    add(ours + "ffn.down", theirs + "mlp.c_proj", c.width, true);
+    add_norm(ours + "attention_norm", theirs + "ln_1");
+    add_linear(ours + "attention.qkv", theirs + "attn.c_attn", c.width, 3 * c.width);
+    add_linear(ours + "attention.out", theirs + "attn.c_proj", c.width, c.width);
+    add_norm(ours + "ffn_norm", theirs + "ln_2");
+    add_linear(ours + "ffn.up", theirs + "mlp.c_fc", c.width, c.ffn_width);
+    add_linear(ours + "ffn.down", theirs + "mlp.c_proj", c.ffn_width, c.width);
   }
-  add("norm", "transformer.ln_f", c.width, false);
-  if (!c.tied) tensors.push_back({"head.weight", {{"lm_head.weight", c.vocab_size}}});
-  return tensors;
+  add_norm("norm", "transformer.ln_f");
+  if (!c.tied) visit({"head.weight", {{"lm_head.weight", c.vocab_size}}, c.width});
 }
 
 /// Reads keys of a config.json; every complaint names the key.
@@ -133,7 +140,8 @@ class ConfigReader {
     if constexpr (std::is_same_v<T, bool>) {
       fits = value.is_boolean();
     } else if constexpr (std::is_same_v<T, int64_t>) {
-      fits = value.is_number_integer();
+      fits =
+          value.is_number_integer() && (!value.is_number_unsigned() || std::in_range<int64_t>(value.get<uint64_t>()));
     } else if constexpr (std::is_same_v<T, double>) {
       fits = value.is_number();
     }
@@ -279,6 +287,13 @@ ModelConfig read_gpt2(const ConfigReader& reader) {
   return c;
 }
 
+/// Completes a config whose values lie in the ranges of the schema.
+ModelConfig resolved(ModelConfig config) {
+  const Describe describe = [&](Section& s) { config.describe(s); };
+  config_from_json(describe, config_to_json(describe), "model");
+  return resolve_model_config(config, 0);
+}
+
 }  // namespace
 
 HuggingfaceArchitecture huggingface_architecture(const ModelConfig& config) {
@@ -293,8 +308,14 @@ HuggingfaceArchitecture huggingface_architecture(const ModelConfig& config) {
       "use the checkpoint itself, or train with the sizes of a llama or gpt2 preset");
 }
 
-std::vector<TensorLayout> huggingface_tensors(HuggingfaceArchitecture architecture, const ModelConfig& config) {
-  return architecture == HuggingfaceArchitecture::kGpt2 ? gpt2_tensors(config) : llama_tensors(config);
+std::vector<int64_t> TensorLayout::shape_of(const Part& part) const {
+  if (columns == 0) return {part.rows};
+  return transposed ? std::vector{columns, part.rows} : std::vector{part.rows, columns};
+}
+
+void visit_huggingface_tensors(HuggingfaceArchitecture architecture, const ModelConfig& config,
+                               const std::function<void(const TensorLayout&)>& visit) {
+  architecture == HuggingfaceArchitecture::kGpt2 ? visit_gpt2(config, visit) : visit_llama(config, visit);
 }
 
 Json to_huggingface_config(HuggingfaceArchitecture architecture, const ModelConfig& c) {
@@ -351,9 +372,9 @@ HuggingfaceModel from_huggingface_config(const Json& json, const std::string& na
   try {
     const ConfigReader reader(json);
     const auto type = reader.get<std::string>("model_type");
-    if (type == "llama") return {HuggingfaceArchitecture::kLlama, resolve_model_config(read_llama(reader), 0)};
-    if (type == "mixtral") return {HuggingfaceArchitecture::kMixtral, resolve_model_config(read_mixtral(reader), 0)};
-    if (type == "gpt2") return {HuggingfaceArchitecture::kGpt2, resolve_model_config(read_gpt2(reader), 0)};
+    if (type == "llama") return {HuggingfaceArchitecture::kLlama, resolved(read_llama(reader))};
+    if (type == "mixtral") return {HuggingfaceArchitecture::kMixtral, resolved(read_mixtral(reader))};
+    if (type == "gpt2") return {HuggingfaceArchitecture::kGpt2, resolved(read_gpt2(reader))};
     throw UserError(
         fmt::format("model_type = \"{}\" is not supported, only \"llama\", \"mixtral\" and \"gpt2\"", type));
   } catch (const UserError& error) {

@@ -3,6 +3,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,7 @@ namespace dovetail {
 enum class HuggingfaceArchitecture { kLlama, kMixtral, kGpt2 };
 
 /// One of our parameters as Hugging Face tensors: its rows in order, `rows` of each; `transposed` where theirs is (in,
-/// out).
+/// out). A vector has 0 columns.
 struct TensorLayout {
   struct Part {
     std::string name;
@@ -22,11 +23,17 @@ struct TensorLayout {
   };
   std::string ours;
   std::vector<Part> parts;
+  int64_t columns = 0;
   bool transposed = false;
+
+  /// Shape of a part in the file.
+  std::vector<int64_t> shape_of(const Part& part) const;
 };
 
-/// Every parameter of a model of this (resolved) config.
-std::vector<TensorLayout> huggingface_tensors(HuggingfaceArchitecture architecture, const ModelConfig& config);
+/// Calls `visit` with every parameter of a model of this (resolved) config. No list of them is made: a config.json can
+/// ask for more than memory holds, and `visit` ends the walk by an exception.
+void visit_huggingface_tensors(HuggingfaceArchitecture architecture, const ModelConfig& config,
+                               const std::function<void(const TensorLayout&)>& visit);
 
 /// The architecture that can express `config`. Throws UserError naming the first key that none can.
 HuggingfaceArchitecture huggingface_architecture(const ModelConfig& config);
