@@ -39,6 +39,9 @@ def write_rows():
     # Codes of three bits for five words, in bytes that a test can change.
     bare = pa.table({"flag": [i % 2 for i in n], "city": [f"city {i % 5}" for i in n]})
     pq.write_table(bare, FOLDER / "bare.parquet", compression="none")
+    # Few bytes beside the structures, for mutations of them.
+    few = table.select(["flag", "small", "real", "city", "tags"]).slice(2, 6).replace_schema_metadata()
+    pq.write_table(few, FOLDER / "few.parquet", row_group_size=3, compression="none", store_schema=False)
 
 
 def main():

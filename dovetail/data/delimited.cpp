@@ -27,6 +27,14 @@ const char* behind_quotes(const char* p, const char* end, int64_t& doubled) {
   }
 }
 
+/// The text between quotes with each doubled quote as one.
+void append_unquoted(std::string_view text, std::string& to) {
+  for (size_t i = 0; i < text.size(); ++i) {
+    to.push_back(text[i]);
+    if (text[i] == '"') ++i;
+  }
+}
+
 }  // namespace
 
 /// Takes records apart; one a thread, since it holds the text of quoted fields.
@@ -87,10 +95,7 @@ class DelimitedFile::Splitter {
     if (doubled == 0 || cell < 0) return behind;
     std::string& copy = unquoted_[static_cast<size_t>(cell)];
     copy.clear();
-    for (size_t i = 0; i < text.size(); ++i) {
-      copy.push_back(text[i]);
-      if (text[i] == '"') ++i;
-    }
+    append_unquoted(text, copy);
     text = copy;
     return behind;
   }
@@ -130,7 +135,14 @@ DelimitedFile::DelimitedFile(std::filesystem::path path, DelimitedFormat format,
     int64_t doubled = 0;
     const bool quoted = format_.quotes && p != text_end && *p == '"';
     const char* next = quoted ? behind_quotes(p, text_end, doubled) : find(p, text_end, format_.delimiter);
-    format_.columns.emplace_back(quoted ? p + 1 : p, quoted ? next - 1 : next);
+    if (quoted && next != text_end && *next != format_.delimiter)
+      throw UserError(fmt::format("name {} of the header has text after its closing quote", format_.columns.size() + 1),
+                      "write a quote inside a name as two", path_.string());
+    std::string& name = format_.columns.emplace_back();
+    if (quoted)
+      append_unquoted({p + 1, next - 1}, name);
+    else
+      name.assign(p, next);
     if (next == text_end) break;
     p = next + 1;
   }

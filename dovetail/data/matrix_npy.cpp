@@ -29,6 +29,8 @@ struct Header {
   throw UserError(reason, "write it with numpy.save", path.string());
 }
 
+[[noreturn]] void refuse_cut(const std::filesystem::path& path) { refuse(path, "the file ends within its values"); }
+
 /// What stands behind `'key':` in the header, a dictionary of Python.
 std::string_view value_of(std::string_view header, std::string_view key, const std::filesystem::path& path) {
   const std::string quoted = fmt::format("'{}':", key);
@@ -71,6 +73,10 @@ Header read_header(std::string_view file, const std::filesystem::path& path) {
   if (std::string_view("<>|=").find(header.type[0]) != std::string_view::npos) header.type.erase(0, 1);
   header.columns_first = value_of(text, "fortran_order", path).starts_with("True");
   read_shape(value_of(text, "shape", path), header, path);
+  // Before anything of the array's size is made: a value takes a byte at least.
+  if (header.rows == 0 || header.columns == 0) throw UserError("there are no rows", {}, path.string());
+  const size_t room = file.size() - header.data;
+  if (static_cast<size_t>(header.rows) > room / static_cast<size_t>(header.columns)) refuse_cut(path);
   return header;
 }
 
@@ -117,8 +123,8 @@ bool read_as(Types<T...>, const std::string_view file, const Header& header, con
              const MatrixColumns& columns, RowTaker& taker, MatrixPart& part) {
   const auto read = [&]<class One>(One*) {
     if (header.type != name_of<One>() && !(header.type == "b1" && std::is_same_v<One, uint8_t>)) return false;
-    const size_t room = (file.size() - header.data) / sizeof(One), width = static_cast<size_t>(header.columns);
-    if (width == 0 || static_cast<size_t>(header.rows) > room / width) refuse(path, "the file ends within its values");
+    const auto count = static_cast<size_t>(header.rows * header.columns);
+    if (count > (file.size() - header.data) / sizeof(One)) refuse_cut(path);
     read_values<One>(file.data() + header.data, header, columns, taker, part);
     return true;
   };

@@ -16,7 +16,7 @@ constexpr uint64_t kInExtra = 0xFFFFFFFF;
 
 struct Member {
   std::string name;
-  uint64_t method = 0, packed = 0, size = 0, header = 0;
+  uint64_t method = 0, crc = 0, packed = 0, size = 0, header = 0;
 };
 
 [[noreturn]] void refuse_zip(const std::filesystem::path& path, const std::string& reason) {
@@ -75,6 +75,7 @@ std::vector<Member> members_of(std::string_view file, const std::filesystem::pat
     const uint64_t name = fields.number(at + 28, 2), extra = fields.number(at + 30, 2);
     Member member{.name = std::string(fields.part(at + 46, name)),
                   .method = fields.number(at + 10, 2),
+                  .crc = fields.number(at + 16, 4),
                   .packed = fields.number(at + 20, 4),
                   .size = fields.number(at + 24, 4),
                   .header = fields.number(at + 42, 4)};
@@ -110,16 +111,17 @@ MappedFile map_zip_member(const std::filesystem::path& path, const std::string& 
   const uint64_t begin =
       found->header + 30 + fields.number(found->header + 26, 2) + fields.number(found->header + 28, 2);
   constexpr uint64_t kStored = 0, kDeflated = 8;
-  if (found->method == kStored) {
-    bytes = fields.part(begin, found->packed);
-    return archive;
-  }
-  if (found->method != kDeflated)
+  if (found->method != kStored && found->method != kDeflated)
     refuse_zip(path, fmt::format("the archive is packed by method {} of zip, not stored or deflated", found->method));
-  fields.part(begin, found->packed);
-  MappedFile unpacked = map_stream(*open_unpacked(path, "deflate", begin, found->packed));
-  bytes = view(unpacked);
-  return unpacked;
+  bytes = fields.part(begin, found->packed);
+  if (found->method == kDeflated) {
+    archive = map_stream(*open_unpacked(path, "deflate", begin, found->packed));
+    bytes = view(archive);
+  }
+  if (bytes.size() != found->size || crc32_of(bytes) != found->crc)
+    refuse_zip(path, fmt::format("the array {} does not have the size and checksum that the archive's directory says",
+                                 printable(found->name)));
+  return archive;
 }
 
 }  // namespace dovetail

@@ -37,4 +37,9 @@ std::unique_ptr<ByteStream> open_unpacked(const std::filesystem::path& path, con
   return stream;
 }
 
+uint32_t crc32_of(std::string_view bytes) {
+  static const auto crc32 = reinterpret_cast<Crc32>(entry(kCrc32Entry));
+  return crc32(bytes.data(), bytes.size());
+}
+
 }  // namespace dovetail

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "dovetail/data/parquet/parquet_module.h"
 
@@ -20,5 +21,8 @@ std::unique_ptr<ParquetColumns> open_parquet_columns(const std::filesystem::path
 /// throws UserError for damage and for a stream that ends early.
 std::unique_ptr<ByteStream> open_unpacked(const std::filesystem::path& path, const std::string& codec, uint64_t begin,
                                           uint64_t bytes);
+
+/// Checksum of gzip and zip.
+uint32_t crc32_of(std::string_view bytes);
 
 }  // namespace dovetail

@@ -82,6 +82,7 @@ class TextSource : public SourceFile {
   }
 
   void read(const Block& block, const RowDecoder& decoder, RowBlock& out) const override {
+    decoder.reserve(block.range.rows, out);
     file_.read(block.range, selected_, [&](int64_t row, std::span<const Cell> cells, const BadRow* bad) {
       if (bad != nullptr)
         RowDecoder::add_bad(out, *bad);
@@ -124,6 +125,7 @@ class ParquetSource : public SourceFile {
     std::unique_ptr<ParquetColumns> reader = take();
     const std::vector<ColumnValues> columns = reader->read(block.group);
     give(std::move(reader));
+    decoder.reserve(block.range.rows, out);
     decoder.decode_columns(columns, block.group_row, block.range.rows, block.range.first_row + 1, out);
   }
 
@@ -244,7 +246,6 @@ RowBlock RowReader::read(int64_t block) const {
   DOVETAIL_CHECK(block >= 0 && block < num_blocks(), "block {} of {}", block, num_blocks());
   const Block& wanted = state_->blocks[static_cast<size_t>(block)];
   RowBlock out;
-  state_->decoder.reserve(wanted.range.rows, out);
   state_->files[wanted.file]->read(wanted, state_->decoder, out);
   return out;
 }

@@ -87,6 +87,18 @@ TEST(ParquetErrors, DamageIsTheUsersErrorNotACrash) {
   EXPECT_NE(refusal(folder.write("text.parquet", "this is text, not Parquet"), "text"), "accepted");
 }
 
+TEST(ParquetErrors, ACodeBeyondItsDictionaryIsDamage) {
+  const TemporaryFolder folder;
+  const std::string whole = read_file(fixture("dictionary.parquet"));
+  int named = 0;
+  for (size_t i = 4; i < whole.size() / 2; ++i) {
+    std::string damaged = whole;
+    damaged[i] = '\xff';
+    named += refusal(folder.write("damaged.parquet", damaged), "text").find("out of bounds") != std::string::npos;
+  }
+  EXPECT_GT(named, 0);
+}
+
 TEST(ParquetPrepare, TakesEachRowForADocument) {
   const TemporaryFolder folder;
   DataConfig config;

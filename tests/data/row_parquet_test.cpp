@@ -1,3 +1,4 @@
+// ctest-labels: fuzz
 // Rows of Parquet files that pyarrow wrote: tools/make_parquet_fixtures.py has the formulas that are repeated here.
 #include <fmt/format.h>
 #include <gmock/gmock.h>

@@ -144,6 +144,13 @@ TEST_F(RowText, LocatesEveryBadRow) {
                   "8/id/the id -1 is out of range; the table has 9 rows", "9/id/\"2x\" is not an integer"));
 }
 
+TEST_F(RowText, NamesInQuotesAreThoseOfAnyOtherField) {
+  RowsConfig config = config_of("names.csv", "y,\"a \"\"b\"\", c\"\n1,one\n");
+  config.sparse[0].columns = {"a \"b\", c"};
+  EXPECT_THAT(read(config).ids, ElementsAre(key("one")));
+  EXPECT_THAT(refusal(config_of("names.csv", "y,\"a\"b\"c,d\n1,one\n")), HasSubstr("name 2 of the header"));
+}
+
 TEST_F(RowText, LocatesBadQuotes) {
   const RowsConfig config = config_of("quotes.csv", "y,a\n1,\"x\"z\n1,5\" pipe\n1,ok\n");
   EXPECT_THAT(bad_rows(config),

@@ -1,9 +1,10 @@
 #include "dovetail/data/parquet/arrow_file.h"
 
+#include <arrow/extension_type.h>
 #include <arrow/io/api.h>
+#include <arrow/util/int_util.h>
 #include <fmt/format.h>
 #include <parquet/arrow/schema.h>
-#include <parquet/exception.h>
 
 #include "dovetail/base/error.h"
 
@@ -15,22 +16,44 @@ void collect(const parquet::arrow::SchemaField& field, std::vector<int>& leaves)
   for (const auto& child : field.children) collect(child, leaves);
 }
 
+/// Arrow's reader does not compare codes with their dictionary.
+arrow::Status check_codes(const arrow::ArrayData& data) {
+  const arrow::DataType* type = data.type.get();
+  if (type->id() == arrow::Type::EXTENSION) type = static_cast<const arrow::ExtensionType*>(type)->storage_type().get();
+  if (type->id() == arrow::Type::DICTIONARY) {
+    const auto codes = data.Copy();
+    codes->type = static_cast<const arrow::DictionaryType*>(type)->index_type();
+    codes->dictionary = nullptr;
+    ARROW_RETURN_NOT_OK(arrow::internal::CheckIndexBounds(*codes, static_cast<uint64_t>(data.dictionary->length)));
+  }
+  for (const auto& child : data.child_data) ARROW_RETURN_NOT_OK(check_codes(*child));
+  return arrow::Status::OK();
+}
+
 }  // namespace
 
 ArrowFile::ArrowFile(std::string path, Texts texts) : path_(std::move(path)) {
   auto file = check(arrow::io::ReadableFile::Open(path_));
-  // Damage in the file's own structures comes as an exception, everything else as a status.
-  try {
+  guarded([&] {
     auto reader = parquet::ParquetFileReader::Open(std::move(file));
     parquet::ArrowReaderProperties properties;
     const parquet::SchemaDescriptor& schema = *reader->metadata()->schema();
     for (int leaf = 0; texts == Texts::kDictionary && leaf < schema.num_columns(); ++leaf)
       properties.set_read_dictionary(leaf, schema.Column(leaf)->physical_type() == parquet::Type::BYTE_ARRAY);
     reader_ = check(parquet::arrow::FileReader::Make(arrow::default_memory_pool(), std::move(reader), properties));
-  } catch (const parquet::ParquetException& e) {
-    refuse(e.what());
+    check(reader_->GetSchema(&schema_));
+    check_rows();
+  });
+}
+
+void ArrowFile::check_rows() const {
+  int64_t left = metadata().num_rows();
+  for (int g = 0; g < metadata().num_row_groups(); ++g) {
+    const int64_t rows = metadata().RowGroup(g)->num_rows();
+    if (rows < 0 || rows > left) refuse(fmt::format("row group {} has {} rows, where {} are left", g, rows, left));
+    left -= rows;
   }
-  check(reader_->GetSchema(&schema_));
+  if (left != 0) refuse(fmt::format("{} of its rows are in no row group", left));
 }
 
 std::vector<int> ArrowFile::leaves(int field) const {
@@ -39,12 +62,24 @@ std::vector<int> ArrowFile::leaves(int field) const {
   return found;
 }
 
-std::shared_ptr<arrow::Table> ArrowFile::read(int64_t group, const std::vector<int>& leaves) const {
-  try {
-    return check(reader_->ReadRowGroup(static_cast<int>(group), leaves));
-  } catch (const parquet::ParquetException& e) {
-    refuse(e.what());
+void ArrowFile::check_values(int64_t group, const std::vector<int>& leaves) const {
+  const auto of_group = metadata().RowGroup(static_cast<int>(group));
+  for (const int leaf : leaves) {
+    const int64_t values = of_group->ColumnChunk(leaf)->num_values(), rows = of_group->num_rows();
+    const bool repeated = metadata().schema()->Column(leaf)->max_repetition_level() > 0;
+    if (values < rows || (values > rows && !repeated))
+      refuse(fmt::format("column {} has {} values in row group {} of {} rows", leaf, values, group, rows));
   }
+}
+
+std::shared_ptr<arrow::Table> ArrowFile::read(int64_t group, const std::vector<int>& leaves) const {
+  return guarded([&] {
+    check_values(group, leaves);
+    auto table = check(reader_->ReadRowGroup(static_cast<int>(group), leaves));
+    for (const auto& column : table->columns())
+      for (const auto& chunk : column->chunks()) check(check_codes(*chunk->data()));
+    return table;
+  });
 }
 
 std::shared_ptr<parquet::RowGroupReader> ArrowFile::group(int64_t group) const {

@@ -5,10 +5,13 @@
 #include <parquet/file_reader.h>
 #include <parquet/metadata.h>
 
+#include <exception>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "dovetail/base/error.h"
 
 namespace dovetail {
 
@@ -25,11 +28,24 @@ class ArrowFile {
   /// The leaves below a field of the schema: Parquet numbers leaves, and a nested column has several.
   std::vector<int> leaves(int field) const;
   std::shared_ptr<arrow::Table> read(int64_t group, const std::vector<int>& leaves) const;
-  /// A row group for reading below Arrow's arrays, where damage is a parquet::ParquetException.
+  /// Throws UserError if leaves cannot hold the rows of the group: memory is taken by these counts.
+  void check_values(int64_t group, const std::vector<int>& leaves) const;
+  /// A row group for reading below Arrow's arrays, in `guarded`.
   std::shared_ptr<parquet::RowGroupReader> group(int64_t group) const;
 
   [[noreturn]] void refuse(const std::string& reason) const;
   void check(const arrow::Status& status) const;
+  /// Result of `work`. Arrow reports damage by exceptions, also as memory that a damaged size asks for.
+  template <class Work>
+  auto guarded(const Work& work) const {
+    try {
+      return work();
+    } catch (const UserError&) {
+      throw;
+    } catch (const std::exception& e) {
+      refuse(e.what());
+    }
+  }
   template <class T>
   T check(arrow::Result<T> result) const {
     check(result.status());
@@ -37,6 +53,8 @@ class ArrowFile {
   }
 
  private:
+  void check_rows() const;
+
   std::string path_;
   std::unique_ptr<parquet::arrow::FileReader> reader_;
   std::shared_ptr<arrow::Schema> schema_;

@@ -320,10 +320,11 @@ class ArrowColumns : public ParquetColumns {
     std::vector<ColumnValues> out(columns_.size());
     std::vector<size_t> others;
     std::vector<int> leaves;
-    try {
+    file_.guarded([&] {
       owner->flat = std::make_unique<FlatColumns>(file_.group(group));
       for (size_t c = 0; c < columns_.size(); ++c) {
         const Column& column = columns_[c];
+        file_.check_values(group, column.leaves);
         out[c].kind = column.kind;
         out[c].is_list = column.list;
         if (!column.list && owner->flat->read(column.leaves[0], *file_.schema().field(column.field)->type(), out[c]))
@@ -333,13 +334,14 @@ class ArrowColumns : public ParquetColumns {
       // Arrow's table has its columns in the order of these leaves.
       std::ranges::sort(others, {}, [this](size_t c) { return columns_[c].field; });
       for (const size_t c : others) leaves.insert(leaves.end(), columns_[c].leaves.begin(), columns_[c].leaves.end());
-    } catch (const parquet::ParquetException& e) {
-      file_.refuse(e.what());
-    }
+    });
     if (!others.empty()) owner->table = file_.read(group, leaves);
     for (size_t i = 0; i < others.size(); ++i)
       append(*owner->table->column(static_cast<int>(i)), owner->made, out[others[i]]);
     for (ColumnValues& values : out) {
+      const size_t rows = values.is_list ? values.list_present.size() : values.value_present.size();
+      if (static_cast<int64_t>(rows) != group_rows(group))
+        file_.refuse(fmt::format("a column has {} values in row group {} of {} rows", rows, group, group_rows(group)));
       hash_words(values);
       values.owner = owner;
     }

@@ -66,7 +66,8 @@ class ArrowText : public ParquetText {
 
   uint64_t group_bytes(int64_t group) const override {
     const auto metadata = file_.metadata().RowGroup(static_cast<int>(group));
-    return static_cast<uint64_t>(std::max<int64_t>(0, metadata->ColumnChunk(column_)->total_uncompressed_size()));
+    const int64_t bytes = file_.guarded([&] { return metadata->ColumnChunk(column_)->total_uncompressed_size(); });
+    return static_cast<uint64_t>(std::max<int64_t>(0, bytes));
   }
 
   void read(int64_t group, const std::function<void(int64_t, std::optional<std::string_view>)>& visit) override {

@@ -70,9 +70,11 @@ using OpenParquetText = void (*)(const char* path, const char* column, std::uniq
 using OpenParquetColumns = void (*)(const char* path, std::unique_ptr<ParquetColumns>& reader);
 using OpenUnpacked = void (*)(const char* path, const char* codec, uint64_t begin, uint64_t bytes,
                               std::unique_ptr<ByteStream>& stream);
+using Crc32 = uint32_t (*)(const void* bytes, size_t size);
 constexpr const char* kParquetModule = "libdovetail_parquet.so";
 constexpr const char* kParquetTextEntry = "dovetail_open_parquet_text";
 constexpr const char* kParquetColumnsEntry = "dovetail_open_parquet_columns";
 constexpr const char* kUnpackedEntry = "dovetail_open_unpacked";
+constexpr const char* kCrc32Entry = "dovetail_crc32";
 
 }  // namespace dovetail

@@ -1,6 +1,7 @@
 #include <arrow/io/api.h>
 #include <arrow/io/compressed.h>
 #include <arrow/util/compression.h>
+#include <arrow/util/crc32.h>
 #include <fmt/format.h>
 
 #include <string>
@@ -54,4 +55,8 @@ extern "C" __attribute__((visibility("default"))) void dovetail_open_unpacked(
     const char* path, const char* codec, uint64_t begin, uint64_t bytes,
     std::unique_ptr<dovetail::ByteStream>& stream) {
   stream = std::make_unique<dovetail::UnpackedStream>(path, codec, begin, bytes);
+}
+
+extern "C" __attribute__((visibility("default"))) uint32_t dovetail_crc32(const void* bytes, size_t size) {
+  return arrow::internal::crc32(0, bytes, size);
 }
