@@ -49,17 +49,20 @@ void TensorFolder::read_index(const std::filesystem::path& path) {
   for (const auto& [name, file] : index["weight_map"].items()) {
     user_check(file.is_string() && std::filesystem::path(file.get<std::string>()).filename() == file.get<std::string>(),
                "{}: weight_map.{} = {} is not the name of a file in this folder", path.string(), name, file.dump());
-    file_of_[name] = {file.get<std::string>(), name};
-    (std::filesystem::exists(folder_ / file_of_[name].file) ? shards : missing).insert(file_of_[name].file);
+    (std::filesystem::exists(folder_ / file.get<std::string>()) ? shards : missing).insert(file.get<std::string>());
   }
   if (!missing.empty())
     throw UserError(
         fmt::format("{} names {} file{} that {} missing: {}", path.string(), missing.size(),
                     missing.size() == 1 ? "" : "s", missing.size() == 1 ? "is" : "are", fmt::join(missing, ", ")),
         fmt::format("put the shards beside the index, or the whole model as {}", kWholeFile));
-  // transformers reads all tensors of each shard, so an index that lists fewer hides none.
+  // transformers reads all tensors of each shard and goes by their own names, whatever the index says of them.
   for (const auto& shard : shards)
-    for (const auto& name : open(shard).names()) file_of_.try_emplace(name, Place{shard, name});
+    for (const auto& name : open(shard).names())
+      if (!file_of_.try_emplace(name, Place{shard, name}).second)
+        throw UserError(
+            fmt::format("{}: tensor {} is in {} and in {}", folder_.string(), name, file_of_[name].file, shard),
+            "take one of the files away, or save the model again with save_pretrained(...)");
 }
 
 void TensorFolder::refuse_without_tensors() const {
@@ -84,7 +87,11 @@ const SafetensorsFile& TensorFolder::open(const std::string& file_name) {
 }
 
 at::Tensor TensorFolder::read(const std::string& name) {
-  user_check(contains(name), "{}: tensor {} is missing", folder_.string(), name);
+  if (!contains(name))
+    throw UserError(fmt::format("{}: tensor {} is missing", folder_.string(), name),
+                    name == "lm_head.weight"
+                        ? "if the head is the embedding, give config.json \"tie_word_embeddings\": true"
+                        : "config.json describes a model with this tensor: mend it, or get all files of the model");
   unread_.erase(name);
   const auto& place = file_of_[name];
   return open(place.file).read(place.name);
@@ -97,6 +104,9 @@ at::Tensor TensorFolder::read_weight(const std::string& name) {
     throw UserError(fmt::format("{}: tensor {} holds {}, not float32, bfloat16 or float16", folder_.string(), name,
                                 c10::toString(dtype)),
                     "the weights are quantized: dequantize them with transformers and save them as bfloat16");
+  if (!at::isfinite(tensor).all().item<bool>())
+    throw UserError(fmt::format("{}: tensor {} has a NaN or an infinity", folder_.string(), name),
+                    "such a model predicts nothing; get the file again");
   auto weight = tensor.to(at::kFloat);
   if (dtype == at::kDouble && !at::equal(weight.to(at::kDouble), tensor)) rounded_.push_back(name);
   return weight;

@@ -40,8 +40,12 @@ void import_parameter(at::Tensor& parameter, const TensorLayout& layout, TensorF
     auto shape = parameter.sizes().vec();
     shape[0] = part.rows;
     if (layout.transposed) std::swap(shape[0], shape[1]);
-    user_check(tensor.sizes() == at::IntArrayRef(shape), "tensor {} is [{}], but config.json asks for [{}]", part.name,
-               fmt::join(tensor.sizes(), ", "), fmt::join(shape, ", "));
+    if (tensor.sizes() != at::IntArrayRef(shape))
+      throw UserError(fmt::format("tensor {} is [{}], but config.json asks for [{}]", part.name,
+                                  fmt::join(tensor.sizes(), ", "), fmt::join(shape, ", ")),
+                      "config.json and the tensors are of two models: get both from one place, or mend the sizes in "
+                      "config.json",
+                      source.path().string());
     parts.push_back(layout.transposed ? tensor.t() : tensor);
   }
   parameter.copy_(parts.size() == 1 ? parts[0] : at::cat(parts));
