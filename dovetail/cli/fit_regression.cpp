@@ -81,7 +81,8 @@ void fit_logistic_model(const FitOptions& options, const FitContext& context, Fi
   json["classes"] = Json::array();
   for (const std::string& name : matrix.classes) {
     const Json number = Json::parse(name, nullptr, /*allow_exceptions=*/false);
-    json["classes"].push_back(matrix.numeric_classes && number.is_number() ? number : Json(printable(name)));
+    const bool exact = matrix.numeric_classes && number.is_number() && number.dump() == name;
+    json["classes"].push_back(exact ? number : Json(printable(name)));
   }
   json["l2"] = options.l2;
   json["iterations"] = result.iterations;

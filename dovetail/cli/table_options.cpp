@@ -75,7 +75,8 @@ void TableOptions::declare_data(Arguments& arguments) {
   arguments.option("--drop-columns", "LIST", &drop_columns_, "Columns to leave out, from 0, such as 0,3");
   arguments
       .option("--bad-values", "WHAT", &bad_values_,
-              "Treatment of a value that is no number: error, zero, or skip its row (error)")
+              "Treatment of a value that is no number: error, zero (a row without its target is left out), or skip its "
+              "row (error)")
       .one_of({"error", "zero", "skip"});
 }
 
@@ -140,9 +141,12 @@ Matrix TableOptions::read(const Group& group, MatrixOptions options) const {
     for (const std::string& warning : matrix.warnings) log_warning("{}: {}", data_, warning);
   }
   if (matrix.num_bad > 0 && group.rank() == 0) {
-    log_warning("{}: {} bad values, {}", data_, format_grouped(matrix.num_bad),
-                bad_values_ == "zero" ? std::string("0 in their place")
-                                      : fmt::format("{} rows left out", format_grouped(std::ssize(matrix.left_out))));
+    log_warning(
+        "{}: {} bad values, {}", data_, format_grouped(matrix.num_bad),
+        bad_values_ == "zero" && matrix.left_out.empty()
+            ? std::string("0 in their place")
+            : fmt::format("{}{} rows {}left out", bad_values_ == "zero" ? "0 in place of features, " : "",
+                          format_grouped(std::ssize(matrix.left_out)), bad_values_ == "zero" ? "without target " : ""));
     for (const std::string& bad : matrix.first_bad) log_info("  {}", bad);
   }
   return matrix;

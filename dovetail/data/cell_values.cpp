@@ -21,9 +21,35 @@ std::string shown(std::string_view text) {
 }
 
 bool is_missing_word(std::string_view text) {
-  constexpr std::array<std::string_view, 10> kWords = {"",    "NA",   "N/A",  "n/a",  "NaN",
-                                                       "nan", "-nan", "null", "NULL", "None"};
-  return text.size() <= 4 && std::ranges::find(kWords, text) != kWords.end();
+  constexpr std::array<std::string_view, 19> kWords = {
+      "",     "NA",   "N/A",  "n/a", "NaN",      "nan",    "-nan",    "-NaN",    "null",    "NULL",
+      "None", "<NA>", "#N/A", "#NA", "#N/A N/A", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"};
+  return text.size() <= 8 && std::ranges::find(kWords, text) != kWords.end();
+}
+
+bool is_truth(std::string_view text, double& value) {
+  for (const std::string_view word : {"True", "true", "TRUE", "False", "false", "FALSE"}) {
+    if (text != word) continue;
+    value = word.size() == 4;
+    return true;
+  }
+  return false;
+}
+
+std::string plain_number(std::string_view text, char decimal) {
+  constexpr size_t kExactDigits = 15;
+  if (text.size() <= kExactDigits) return {};
+  const bool negative = text.front() == '-';
+  if (negative || text.front() == '+') text.remove_prefix(1);
+  const size_t point = std::min(text.find(decimal), text.size());
+  std::string whole(text.substr(0, point)), fraction(text.substr(std::min(point + 1, text.size())));
+  for (const std::string& part : {whole, fraction})
+    if (part.find_first_not_of("0123456789") != std::string::npos) return {};
+  whole.erase(0, whole.find_first_not_of('0'));
+  fraction.erase(fraction.find_last_not_of('0') + 1);
+  if (whole.size() + fraction.size() <= kExactDigits) return {};
+  if (whole.empty()) whole = "0";
+  return fmt::format("{}{}{}{}", negative ? "-" : "", whole, fraction.empty() ? "" : ".", fraction);
 }
 
 bool is_number(std::string_view text, char decimal, double& value) {
@@ -59,7 +85,7 @@ Parsed number_of(const Cell& cell, char decimal, double& number, std::string& re
       break;
     case Cell::Kind::kText:
       if (is_missing_word(without_blanks(*cell.text))) return Parsed::kMissing;
-      if (!is_number(*cell.text, decimal, number)) {
+      if (!is_number(*cell.text, decimal, number) && !is_truth(without_blanks(*cell.text), number)) {
         reason = shown(*cell.text) + " is not a number";
         return Parsed::kBad;
       }

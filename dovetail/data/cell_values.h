@@ -19,8 +19,8 @@ std::string shown(std::string_view text);
 
 std::string_view without_blanks(std::string_view text);
 
-/// True for a text that means a missing number: nothing, "NA", "N/A", "n/a", "NaN", "nan", "-nan", "null", "NULL",
-/// "None".
+/// True for a text that means a missing number: nothing, or a word that pandas.read_csv takes so, such as "NA", "nan",
+/// "null", "None", "<NA>" or "#N/A".
 bool is_missing_word(std::string_view text);
 
 /// Whether all of the text is a number.
@@ -34,7 +34,14 @@ bool parse_number(std::string_view text, Number& number) {
 /// else.
 bool is_number(std::string_view text, char decimal, double& value);
 
-/// A finite number; a NaN is a missing one, and so is a text of is_missing_word.
+/// Reads True or False, as pandas.read_csv does: also in lower or upper case.
+bool is_truth(std::string_view text, double& value);
+
+/// The digits of a plain decimal number of more than 15 of them, which float64 may round: without a plus sign and zeros
+/// at the ends, with '.' before the fraction. Empty for any other text.
+std::string plain_number(std::string_view text, char decimal);
+
+/// A finite number or truth; a NaN is a missing one, and so is a text of is_missing_word.
 Parsed number_of(const Cell& cell, char decimal, double& number, std::string& reason);
 
 /// The text that is hashed. Integers are written into `buffer`.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -19,7 +20,8 @@ using nlohmann::json;
 
 constexpr uint64_t kJsonLinesPiece = uint64_t{4} << 20;
 
-/// Python's json.dumps writes NaN, Infinity and -Infinity, which JSON does not have: null in their place.
+/// Python's json.dumps writes NaN, Infinity and -Infinity, which JSON does not have, and its json.loads reads numbers
+/// beyond float64: null in their place.
 std::string without_nonfinite(std::string_view text) {
   std::string out;
   bool in_string = false;
@@ -29,6 +31,11 @@ std::string without_nonfinite(std::string_view text) {
       size_t word = 0;
       for (const std::string_view name : {"NaN", "Infinity", "-Infinity"})
         if (rest.starts_with(name)) word = name.size();
+      double number = 0;
+      if (text[i] == '-' || (text[i] >= '0' && text[i] <= '9')) {
+        const auto read = std::from_chars(rest.data(), rest.data() + rest.size(), number);
+        if (read.ec == std::errc::result_out_of_range) word = static_cast<size_t>(read.ptr - rest.data());
+      }
       if (word > 0) {
         out += "null";
         i += word;
@@ -135,7 +142,10 @@ class JsonRecords {
     try {
       record = parse_record(bytes);
     } catch (const json::exception& e) {
-      return visit_bad(begin, fmt::format("not valid JSON: {}", e.what()), "a .jsonl file has one JSON object a line",
+      return visit_bad(begin, fmt::format("not valid JSON: {}", e.what()),
+                       input_.head.extension == ".json"
+                           ? "a .json file has an array of objects, or one object a line, as jq -c writes it"
+                           : "a .jsonl file has one JSON object a line",
                        visit);
     }
     const auto field = record.is_object() ? record.find(field_) : record.end();
@@ -152,7 +162,10 @@ class JsonRecords {
     if (record.is_object())
       for (const auto& [key, value] : record.items()) found += fmt::format(" `{}` ({})", key, value.type_name());
     visit_bad(begin, fmt::format("no string `{}` in this record; found {}", field_, found),
-              "name the field that holds the text: --set data.text_field=...", visit);
+              field != record.end() && field->is_structured()
+                  ? "write the text as a field of the record itself"
+                  : "name the field that holds the text: --set data.text_field=...",
+              visit);
   }
 
   const InputFile& input_;

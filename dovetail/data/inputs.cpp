@@ -8,6 +8,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/base/log.h"
 #include "dovetail/data/utf8.h"
 
 namespace dovetail {
@@ -60,8 +61,10 @@ class Lister {
           fmt::format(
               "data.text: {} has no text in it{}{}", text, passed_over_.size() == passed_before ? "" : "; ",
               describe_passed_over({passed_over_.begin() + static_cast<ptrdiff_t>(passed_before), passed_over_.end()})),
-          "a folder is searched for text, source code, .jsonl and .parquet; a glob or a file's own name "
-          "takes any name");
+          passed_over_.size() == passed_before + 1 && !last_remedy_.empty()
+              ? last_remedy_
+              : "a folder is searched for text, source code, .jsonl and .parquet; a glob or a file's own name takes "
+                "any name");
     matched_ = false;
   }
 
@@ -136,18 +139,23 @@ class Lister {
     InputFile file;
     file.path = path;
     file.relative = relative.lexically_normal().generic_string();
+    if (fs::exists(path, error)) file.head = look_at_input(path);
     file.bytes = file.text_bytes = fs::file_size(path, error);
     if (error) throw UserError(fmt::format("cannot read {}: {}", path.string(), error.message()), {}, place);
     if (!is_valid_utf8(file.relative))
       throw UserError(fmt::format("the name of a file in {} is not UTF-8", path.parent_path().string()), "rename it");
-    file.head = look_at_input(path);
     if (const std::string reason = set_format(file); !reason.empty()) {
-      if (mention == Mention::kFound) return pass_over(relative, reason);
-      throw UserError(fmt::format("this is {}, not text, JSON lines or Parquet", reason),
-                      reason.find("UTF") != std::string::npos ? "save it as UTF-8" : "convert it, or leave it out",
+      if (mention == Mention::kFound) {
+        last_remedy_ = file.head.remedy;
+        return pass_over(relative, reason);
+      }
+      throw UserError(fmt::format("this is {}, not text, JSON lines or Parquet", reason), file.head.remedy,
                       path.string());
     }
     matched_ = true;
+    if (file.format == InputFormat::kText && (file.head.extension == ".csv" || file.head.extension == ".tsv"))
+      log_warning("{}: a table is one text here, with its delimiters; write its texts as JSON lines or Parquet",
+                  path.string());
     if (seen_.insert(fs::canonical(path, error).string()).second) files_.push_back(std::move(file));
   }
 
@@ -179,6 +187,7 @@ class Lister {
   std::vector<PassedOver> passed_over_;
   std::set<std::string> seen_;  ///< canonical paths: entries may overlap
   bool matched_ = false;        ///< the entry has a file that is read, maybe one seen before
+  std::string last_remedy_;     ///< advice for the last file passed over for its content
 };
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "dovetail/data/matrix_rounding.h"
 #include "dovetail/data/parquet.h"
 #include "dovetail/data/row_decoder.h"
+#include "dovetail/data/utf8.h"
 
 namespace dovetail {
 namespace {
@@ -41,12 +42,17 @@ MatrixParts read_parquet_parts(const std::filesystem::path& path, const MatrixOp
   const auto file = open_parquet_columns(path);
   const std::vector<size_t> index = file->index_columns();
   const MatrixColumns columns(file->column_names(), options, path, index);
-  file->select(columns.read);
+  const std::vector<bool> lists = file->select(columns.read);
+  for (size_t i = 0; i < lists.size(); ++i)
+    if (lists[i])
+      throw UserError(fmt::format("column {} (`{}`) holds lists, not one number a row", columns.read[i],
+                                  printable(columns.names[columns.read[i]])),
+                      fmt::format("write a column for each element, or an array: numpy.save(other, "
+                                  "numpy.stack(column)); --drop-columns {} leaves the column out",
+                                  columns.read[i]),
+                      path.string());
   MatrixParts result(columns);
-  for (const size_t column : index)
-    if (std::ranges::find(columns.read, column) == columns.read.end())
-      result.notes.push_back(fmt::format("column {} (`{}`) is an index of pandas and is left out; --columns names it",
-                                         column, printable(columns.names[column])));
+  note_index(columns, index, "an index of pandas", result.notes);
   result.parts.resize(static_cast<size_t>(file->num_row_groups()));
   int64_t row = 0;
   for (int64_t group = 0; group < file->num_row_groups(); ++group) {
@@ -104,10 +110,10 @@ void join_target(const std::vector<MatrixPart>& parts, int64_t rows, TargetKind 
     for (const double index : parts[i].target) *to++ = index_of[i][static_cast<size_t>(index)];
 }
 
-/// Adds a warning for a column where float64 makes more than 1 % of the neighbouring integers equal that were not.
-void warn_of_wide_integers(const MatrixParts& from, Matrix& matrix) {
+/// Adds a warning for a column where float64 makes more than 1 % of the neighbouring numbers equal that were not.
+void warn_of_wide_numbers(const MatrixParts& from, Matrix& matrix) {
   for (size_t c = 0; c < from.read.size(); ++c) {
-    WideIntegers all;
+    WideNumbers all;
     for (const MatrixPart& part : from.parts) {
       if (part.wide.empty()) continue;
       all.differ += part.wide[c].differ;
@@ -115,7 +121,8 @@ void warn_of_wide_integers(const MatrixParts& from, Matrix& matrix) {
     }
     if (100 * all.merged > all.differ)
       matrix.warnings.push_back(fmt::format(
-          "column `{}`: integers beyond 2^53 are rounded to float64, which makes {} of {} differing neighbours equal; "
+          "column `{}`: float64 rounds its numbers of more than 15 digits, which makes {} of {} differing neighbours "
+          "equal; "
           "subtract a constant from it before it is written",
           printable(from.read[c]), all.merged, all.differ));
   }
@@ -137,8 +144,10 @@ Matrix join(MatrixParts from, const MatrixOptions& options, const std::filesyste
   }
   if (rows == 0)
     throw UserError(seen == 0 ? "there are no rows" : fmt::format("all {} rows have a bad value", seen),
-                    seen == 0 ? "" : "leave out the columns that are no numbers: --drop-columns", path.string());
-  warn_of_wide_integers(from, matrix);
+                    seen == 0 ? "the file has names of columns at most; give one with rows"
+                              : "leave out the columns that are no numbers: --drop-columns",
+                    path.string());
+  warn_of_wide_numbers(from, matrix);
   if (!options.target.empty()) join_target(from.parts, rows, options.target_kind, matrix);
   round_values(from.parts, rows, matrix);
   return matrix;
@@ -168,6 +177,14 @@ size_t find_column(const std::string& wanted, const char* option, const std::vec
 
 }  // namespace
 
+void note_index(const MatrixColumns& columns, const std::vector<size_t>& index, const char* what,
+                std::vector<std::string>& notes) {
+  for (const size_t column : index)
+    if (std::ranges::find(columns.read, column) == columns.read.end())
+      notes.push_back(fmt::format("column {} (`{}`) is {} and is left out; --columns names it", column,
+                                  printable(columns.names[column]), what));
+}
+
 MatrixColumns::MatrixColumns(std::vector<std::string> all, const MatrixOptions& options,
                              const std::filesystem::path& path, const std::vector<size_t>& index)
     : names(std::move(all)) {
@@ -187,6 +204,10 @@ MatrixColumns::MatrixColumns(std::vector<std::string> all, const MatrixOptions& 
     if (keep[i] || i == wanted) read.push_back(i);
   }
   if (read.empty()) throw UserError("no column is left", {}, path.string());
+  for (const size_t column : read)
+    if (!is_valid_utf8(names[column]))
+      throw UserError(fmt::format("the name of column {} (`{}`) is not UTF-8", column, printable(names[column])),
+                      "save the file as UTF-8, for example by iconv -f latin1 -t utf-8", path.string());
   if (wanted != kNone && read.size() == 1)
     throw UserError(fmt::format("--target: {} is the only column", options.target), {}, path.string());
 }

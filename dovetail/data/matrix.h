@@ -13,7 +13,7 @@ namespace dovetail {
 /// with another number of fields.
 enum class BadValues {
   kError,  ///< UserError that names line and column
-  kZero,   ///< 0 in its place; a row of the wrong width is an error
+  kZero,   ///< 0 in its place; a row without its target is left out, a row of the wrong width is an error
   kSkip,   ///< leave its row out
 };
 

@@ -25,8 +25,9 @@ struct Header {
   size_t data = 0;  ///< where the values begin
 };
 
-[[noreturn]] void refuse(const std::filesystem::path& path, const std::string& reason) {
-  throw UserError(reason, "write it with numpy.save", path.string());
+[[noreturn]] void refuse(const std::filesystem::path& path, const std::string& reason,
+                         const std::string& help = "write it with numpy.save") {
+  throw UserError(reason, help, path.string());
 }
 
 [[noreturn]] void refuse_cut(const std::filesystem::path& path) { refuse(path, "the file ends within its values"); }
@@ -52,7 +53,8 @@ void read_shape(std::string_view text, Header& header, const std::filesystem::pa
     while (i < text.size() && (text[i] == ',' || text[i] == ' ')) ++i;
   }
   if (sizes.empty() || sizes.size() > 2)
-    refuse(path, fmt::format("the array has {} dimensions, not one or two", sizes.size()));
+    refuse(path, fmt::format("the array has {} dimensions, not one or two", sizes.size()),
+           "reshape it to a row for each sample: numpy.save(other, x.reshape(len(x), -1))");
   header.rows = sizes[0];
   if (sizes.size() == 2) header.columns = sizes[1];
 }
@@ -66,7 +68,9 @@ Header read_header(std::string_view file, const std::filesystem::path& path) {
   if (header.data > file.size()) refuse(path, "the file ends within its header");
   const std::string_view text = file.substr(8 + length_bytes, length);
   const std::string_view type = value_of(text, "descr", path);
-  if (!type.starts_with('\'')) refuse(path, "the array has fields, not numbers");
+  if (!type.starts_with('\''))
+    refuse(path, "the array has fields, not numbers",
+           "make columns of them: numpy.save(other, structured_to_unstructured(x)), from numpy.lib.recfunctions");
   header.type = type.substr(1, type.find('\'', 1) - 1);
   if (header.type.empty()) refuse(path, "the header's type cannot be read");
   header.big = header.type[0] == '>';
@@ -157,8 +161,11 @@ MatrixParts read_npy_parts(const std::filesystem::path& path, const InputHead& h
   using Numbers =
       Types<float, double, c10::Half, int8_t, uint8_t, int16_t, uint16_t, int32_t, uint32_t, int64_t, uint64_t>;
   if (!read_as(Numbers(), file, header, path, columns, taker, result.parts[0]))
-    refuse(path, fmt::format("values of type {} are not read, only booleans, integers, float16, float32 and float64",
-                             printable(header.type)));
+    refuse(path,
+           fmt::format("values of type {} are not read, only booleans, integers, float16, float32 and float64",
+                       printable(header.type)),
+           header.type.starts_with('c') ? "write the real and the imaginary part as columns"
+                                        : "convert it: numpy.save(other, x.astype(float))");
   return result;
 }
 

@@ -13,10 +13,12 @@
 
 namespace dovetail {
 
-/// Integers beyond 2^53 that follow one another in a column: pairs that differ, and those that float64 makes equal.
-struct WideIntegers {
+/// Numbers of more than 15 digits that follow one another in a column: pairs that differ, and those that float64 makes
+/// equal.
+struct WideNumbers {
   int64_t differ = 0, merged = 0;
-  long double last = 0;  ///< holds any integer of 64 bits; 0: none yet
+  std::string last;  ///< as plain_number has it; empty: none yet
+  double last_value = 0;
 };
 
 /// Rows that lay together in a file, as numbers.
@@ -28,7 +30,7 @@ struct MatrixPart {
   int64_t rows = 0;               ///< seen
   int64_t num_bad = 0;
   std::vector<std::string> first_bad;
-  std::vector<WideIntegers> wide;  ///< one for each column that is read; empty: no such integers
+  std::vector<WideNumbers> wide;  ///< one for each column that is read; empty: no such numbers
 };
 
 /// The columns of a file, and those that are read.
@@ -45,6 +47,10 @@ struct MatrixColumns {
   /// Names of the columns of x.
   std::vector<std::string> features() const;
 };
+
+/// Says which columns of `index` are left out.
+void note_index(const MatrixColumns& columns, const std::vector<size_t>& index, const char* what,
+                std::vector<std::string>& notes);
 
 /// Result of a reader of one format.
 struct MatrixParts {
@@ -85,7 +91,7 @@ class RowTaker {
  private:
   bool is_target() const { return column_ == columns_.target; }
   void add_class(std::string name);
-  void note_wide(long double integer);
+  void note_wide(std::string digits, double value);
   int64_t shown_number() const { return line_of ? line_of(number_) : number_; }
 
   const std::filesystem::path& path_;
@@ -96,7 +102,7 @@ class RowTaker {
   const char* place_ = "";
   int64_t number_ = 0;
   size_t column_ = 0, row_begin_ = 0, target_begin_ = 0;
-  bool keep_ = true;
+  bool keep_ = true, has_target_ = true;
 };
 
 /// Name of a column without one: "c0". No number, so that a line of such names is a header.

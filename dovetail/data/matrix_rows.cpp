@@ -7,6 +7,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/data/cell_values.h"
 #include "dovetail/data/matrix_part.h"
+#include "dovetail/data/utf8.h"
 
 namespace dovetail {
 namespace {
@@ -23,14 +24,7 @@ std::string class_of_number(double value) {
 }
 
 std::string class_of_text(std::string_view text, char decimal) {
-  int64_t integer = 0;
-  uint64_t large = 0;
-  if (text.starts_with('+')) {
-    if (parse_number(text.substr(1), large)) return std::to_string(large);
-  } else {
-    if (parse_number(text, integer)) return std::to_string(integer);
-    if (parse_number(text, large)) return std::to_string(large);
-  }
+  if (std::string digits = plain_number(text, decimal); !digits.empty()) return digits;
   double value = 0;
   return is_number(text, decimal, value) ? class_of_number(value) : std::string(text);
 }
@@ -45,7 +39,17 @@ void RowTaker::begin(const char* place, int64_t number) {
   column_ = 0;
   row_begin_ = part_.values.size();
   target_begin_ = part_.target.size();
-  keep_ = true;
+  keep_ = has_target_ = true;
+}
+
+/// Advice for a number with a comma where a point is expected.
+std::string comma_advice(std::string_view word) {
+  double value = 0;
+  if (!is_number(word, ',', value)) return {};
+  const size_t comma = word.find(',');
+  const bool thousands = word.size() == comma + 4 && comma > 0 && comma <= 4 && word[comma - 1] != '-';
+  return thousands ? fmt::format("; --decimal , reads it as {}. If the comma separates thousands, take it out", value)
+                   : "; for a decimal comma give --decimal ,";
 }
 
 void RowTaker::add(double value) {
@@ -66,7 +70,7 @@ void RowTaker::add(double value) {
 void RowTaker::add_integer(int64_t value) {
   if (is_target() && options_.target_kind == TargetKind::kClass) return add_class(std::to_string(value));
   const auto rounded = static_cast<double>(value);
-  if (std::abs(rounded) >= kExactIntegers) note_wide(static_cast<long double>(value));
+  if (std::abs(rounded) >= kExactIntegers) note_wide(std::to_string(value), rounded);
   add(rounded);
 }
 
@@ -77,30 +81,26 @@ void RowTaker::add_text(std::string_view text) {
     return add_class(class_of_text(word, options_.decimal));
   double value = 0;
   if (is_number(word, options_.decimal, value)) {
-    int64_t integer = 0;
-    uint64_t large = 0;
-    if (std::abs(value) >= kExactIntegers) {
-      if (parse_number(word, integer)) return add_integer(integer);
-      if (parse_number(word, large)) note_wide(static_cast<long double>(large));
-    }
+    if (std::string digits = plain_number(word, options_.decimal); !digits.empty()) note_wide(std::move(digits), value);
     return add(value);
   }
-  std::string reason = shown(text) + " is not a number";
-  if (options_.decimal == '.' && is_number(word, ',', value)) reason += "; for a decimal comma give --decimal ,";
-  add_bad(reason);
+  if (is_truth(word, value)) return add(value);
+  add_bad(shown(text) + " is not a number" + (options_.decimal == '.' ? comma_advice(word) : std::string()));
 }
 
-void RowTaker::note_wide(long double integer) {
+void RowTaker::note_wide(std::string digits, double value) {
   if (part_.wide.empty()) part_.wide.resize(columns_.read.size());
-  WideIntegers& wide = part_.wide[column_];
-  if (wide.last != 0 && wide.last != integer) {
+  WideNumbers& wide = part_.wide[column_];
+  if (!wide.last.empty() && wide.last != digits) {
     ++wide.differ;
-    wide.merged += static_cast<double>(wide.last) == static_cast<double>(integer);
+    wide.merged += wide.last_value == value;
   }
-  wide.last = integer;
+  wide.last = std::move(digits);
+  wide.last_value = value;
 }
 
 void RowTaker::add_class(std::string name) {
+  if (!is_valid_utf8(name)) return add_bad(shown(name) + " is not UTF-8");
   const auto [at, fresh] = class_index_.emplace(std::move(name), part_.classes.size());
   if (fresh) part_.classes.push_back(at->first);
   part_.target.push_back(static_cast<double>(at->second));
@@ -123,18 +123,16 @@ void RowTaker::add_bad(const std::string& reason) {
                     path_.string());
   ++part_.num_bad;
   if (part_.first_bad.size() < kBadPlaces) part_.first_bad.push_back(message());
-  keep_ = keep_ && options_.bad_values == BadValues::kZero;
-  if (target) {
-    options_.target_kind == TargetKind::kClass ? add_class("0") : add(0);
-  } else {
-    part_.values.push_back(0);
-    ++column_;
-  }
+  if (options_.bad_values == BadValues::kSkip) keep_ = false;
+  // A target is never made up.
+  if (target) has_target_ = false;
+  (target ? part_.target : part_.values).push_back(0);
+  ++column_;
 }
 
 void RowTaker::end() {
   DOVETAIL_CHECK(column_ == columns_.read.size(), "{} of {} columns", column_, columns_.read.size());
-  if (!keep_) {
+  if (!keep_ || !has_target_) {
     part_.values.resize(row_begin_);
     part_.target.resize(target_begin_);
     part_.left_out.push_back(part_.rows);

@@ -9,6 +9,7 @@
 #include "dovetail/base/parallel.h"
 #include "dovetail/data/cell_values.h"
 #include "dovetail/data/delimited.h"
+#include "dovetail/data/delimiter.h"
 #include "dovetail/data/matrix_part.h"
 
 namespace dovetail {
@@ -22,11 +23,12 @@ std::vector<std::string> numbered(size_t count) {
   return names;
 }
 
-/// Column names: at least one field is neither a number nor a word for a missing one.
+/// Column names: at least one field is neither a number, True or False, nor a word for a missing one.
 bool is_header(const std::vector<std::string>& fields, char decimal) {
   return std::any_of(fields.begin(), fields.end(), [&](const std::string& field) {
     double value = 0;
-    return !is_missing_word(field) && !is_number(field, decimal, value) && !is_number(field, ',', value);
+    return !is_missing_word(field) && !is_number(field, decimal, value) && !is_number(field, ',', value) &&
+           !is_truth(field, value);
   });
 }
 
@@ -63,6 +65,7 @@ class BlankSeparated {
   }
 
   const std::vector<std::string>& names() const { return names_; }
+  static std::vector<size_t> index() { return {}; }
   int64_t num_parts() const { return std::ssize(ranges_); }
 
   void read(int64_t part, const MatrixColumns& columns, RowTaker& taker) const {
@@ -157,6 +160,13 @@ class Delimited {
   }
 
   const std::vector<std::string>& names() const { return file_->columns(); }
+  /// The first columns, if a header names others but not these: pandas and R write row names so.
+  std::vector<size_t> index() const {
+    std::vector<size_t> unnamed;
+    while (has_header_ && unnamed.size() < names().size() && names()[unnamed.size()].empty())
+      unnamed.push_back(unnamed.size());
+    return unnamed;
+  }
   int64_t num_parts() const { return std::ssize(ranges_); }
 
   void read(int64_t part, const MatrixColumns& columns, RowTaker& taker) const {
@@ -180,8 +190,10 @@ class Delimited {
 
 template <class File>
 MatrixParts read_parts(const File& file, const std::filesystem::path& path, const MatrixOptions& options) {
-  const MatrixColumns columns(file.names(), options, path);
+  const std::vector<size_t> index = file.index();
+  const MatrixColumns columns(file.names(), options, path, index);
   MatrixParts result(columns);
+  note_index(columns, index, "without a name, an index of pandas or R,", result.notes);
   result.parts.resize(static_cast<size_t>(file.num_parts()));
   parallel_pieces(file.num_parts(), 1, [&](int64_t i, int64_t) {
     RowTaker taker(path, columns, options, result.parts[static_cast<size_t>(i)]);
@@ -190,71 +202,11 @@ MatrixParts read_parts(const File& file, const std::filesystem::path& path, cons
   return result;
 }
 
-constexpr char kBlanks = '\0';
-
-/// Fields of a line, outside of quotes.
-std::vector<std::string_view> fields_of(std::string_view line, char delimiter) {
-  std::vector<std::string_view> fields;
-  size_t begin = 0;
-  bool quoted = false;
-  for (size_t i = 0; i <= line.size(); ++i) {
-    if (i < line.size() && line[i] == '"') quoted = !quoted;
-    if (i < line.size() && (quoted || line[i] != delimiter)) continue;
-    fields.push_back(line.substr(begin, i - begin));
-    begin = i + 1;
-  }
-  return fields;
-}
-
-/// Delimiter of a text by its first lines: it must cut each of them into the same number of fields, two at least. If
-/// several do, `expected` comes first unless another one makes more of the fields numbers.
-char find_delimiter(std::string_view text, char expected, char decimal) {
-  constexpr size_t kLines = 32, kBytes = size_t{64} << 10;
-  std::vector<std::string_view> lines;
-  text = text.substr(0, kBytes);
-  for (size_t at = 0; at < text.size() && lines.size() < kLines;) {
-    const size_t end = text.find('\n', at);
-    if (end == std::string_view::npos && !lines.empty() && text.size() == kBytes) break;  // cut within a line
-    std::string_view line = text.substr(at, end - at);
-    if (line.ends_with('\r')) line.remove_suffix(1);
-    if (std::any_of(line.begin(), line.end(), [](char c) { return !is_blank(c); }) && !line.starts_with('#'))
-      lines.push_back(line);
-    at = end == std::string_view::npos ? text.size() : end + 1;
-  }
-  char best = expected;
-  double best_share = -1;
-  for (const char candidate : {expected, ',', ';', '\t', '|'}) {
-    size_t width = 0, numbers = 0, all = 0;
-    if (candidate == kBlanks || candidate == decimal) continue;
-    for (const std::string_view line : lines) {
-      const auto fields = fields_of(line, candidate);
-      if (width == 0) width = fields.size();
-      if (fields.size() != width) width = 1;
-      for (std::string_view field : fields) {
-        double value = 0;
-        if (field.size() > 1 && field.front() == '"' && field.back() == '"') field = field.substr(1, field.size() - 2);
-        numbers += is_missing_word(field) || is_number(field, '.', value) || is_number(field, ',', value);
-        ++all;
-      }
-    }
-    if (width < 2) continue;
-    const double share = static_cast<double>(numbers) / static_cast<double>(all);
-    if (share <= best_share) continue;
-    best = candidate;
-    best_share = share;
-  }
-  return best;
-}
-
-std::string delimiter_name(char delimiter) {
-  if (delimiter == kBlanks) return "blanks";
-  return delimiter == '\t' ? "a tab" : fmt::format("`{}`", delimiter);
-}
-
 }  // namespace
 
 MatrixParts read_text_parts(const std::filesystem::path& path, InputHead head, const MatrixOptions& options) {
   const auto input = std::make_shared<const MappedInput>(path, std::move(head));
+  require_table(input->bytes(), path);
   const std::string& extension = input->head().extension;
   const char expected = extension == ".csv" ? ',' : extension == ".tsv" ? '\t' : kBlanks;
   char delimiter = expected;

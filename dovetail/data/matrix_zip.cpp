@@ -19,8 +19,9 @@ struct Member {
   uint64_t method = 0, crc = 0, packed = 0, size = 0, header = 0;
 };
 
-[[noreturn]] void refuse_zip(const std::filesystem::path& path, const std::string& reason) {
-  throw UserError(reason, "write it with numpy.savez", path.string());
+[[noreturn]] void refuse_zip(const std::filesystem::path& path, const std::string& reason,
+                             const std::string& help = "write it with numpy.savez") {
+  throw UserError(reason, help, path.string());
 }
 
 /// Numbers of some bytes of a file.
@@ -80,11 +81,36 @@ std::vector<Member> members_of(std::string_view file, const std::filesystem::pat
                   .size = fields.number(at + 24, 4),
                   .header = fields.number(at + 42, 4)};
     read_extra(fields, at + 46 + name, at + 46 + name + extra, member);
-    if (member.name.ends_with(".npy")) member.name.resize(member.name.size() - 4);
     members.push_back(std::move(member));
     at += 46 + name + extra + fields.number(at + 32, 2);
   }
   return members;
+}
+
+/// Leaves the arrays in `members`, by their names without ".npy". Throws UserError for an archive of other things.
+void keep_arrays(std::vector<Member>& members, const std::filesystem::path& path) {
+  std::vector<std::string> others;
+  std::erase_if(members, [&](const Member& member) {
+    if (member.name.ends_with(".npy")) return false;
+    others.push_back(printable(member.name));
+    return true;
+  });
+  for (Member& member : members) member.name.resize(member.name.size() - 4);
+  const auto has = [&](std::string_view end) {
+    return std::ranges::any_of(others, [&](const std::string& name) { return name.ends_with(end); });
+  };
+  if (has("xl/workbook.xml"))
+    refuse_zip(path, "this is an Excel workbook, not a table of numbers",
+               "write it as Parquet, for example by pandas.read_excel(file).to_parquet(other)");
+  if (has("/data.pkl"))
+    refuse_zip(path, "this is a file of torch.save", "write the tensor as an array: numpy.save(other, tensor.numpy())");
+  if (members.empty() && !others.empty())
+    refuse_zip(path, fmt::format("the archive holds no array of NumPy, only {}", fmt::join(others, ", ")),
+               "unpack it first: unzip");
+  if (std::ranges::find(members, "format", &Member::name) != members.end() &&
+      std::ranges::find(members, "shape", &Member::name) != members.end())
+    refuse_zip(path, "this is a sparse matrix of SciPy",
+               "write it as an array: numpy.save(other, scipy.sparse.load_npz(file).toarray())");
 }
 
 }  // namespace
@@ -94,7 +120,8 @@ MappedFile map_zip_member(const std::filesystem::path& path, const std::string& 
     return std::string_view(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
   };
   MappedFile archive(path);
-  const std::vector<Member> members = members_of(view(archive), path);
+  std::vector<Member> members = members_of(view(archive), path);
+  keep_arrays(members, path);
   std::vector<std::string> names;
   for (const Member& member : members) names.push_back(printable(member.name));
   auto found = std::ranges::find(members, name, &Member::name);
@@ -102,7 +129,7 @@ MappedFile map_zip_member(const std::filesystem::path& path, const std::string& 
   if (found == members.end())
     throw UserError(name.empty() ? fmt::format("the archive holds {} arrays, not one", members.size())
                                  : fmt::format("the archive holds no array named {}", printable(name)),
-                    names.empty() ? std::string()
+                    names.empty() ? std::string("write it with numpy.savez")
                                   : fmt::format("name one after a colon, such as {}:{}; there are {}",
                                                 path.filename().string(), names[0], fmt::join(names, ", ")),
                     path.string());

@@ -29,31 +29,45 @@ constexpr std::string_view kUtf8Mark = "\xEF\xBB\xBF";
 
 struct Magic {
   std::string_view bytes;
-  const char* name;
+  const char *name, *remedy;
 };
+
+constexpr const char* kUnpack = "unpack it first";
+constexpr const char* kAsParquet = "write it as Parquet with the library that reads it";
+constexpr const char* kLeaveOut = "leave it out, or write its numbers or texts to a file of their own";
 
 /// Formats that no reader takes, for messages.
 constexpr std::array kOthers = {
     Magic{"\xFD"
           "7zXZ\0"sv,
-          "xz-compressed data"},
-    Magic{"\x04\x22\x4D\x18", "lz4-compressed data"},
-    Magic{"7z\xBC\xAF", "a 7-zip archive"},
-    Magic{"Rar!", "a RAR archive"},
-    Magic{"ARROW1\0"sv, "an Arrow or Feather file"},
-    Magic{"ORC", "an ORC file"},
-    Magic{"Obj\x01", "an Avro file"},
-    Magic{"\x89HDF", "an HDF5 file"},
-    Magic{"CDF", "a NetCDF file"},
-    Magic{"SQLite format 3\0"sv, "an SQLite database"},
-    Magic{"\xD0\xCF\x11\xE0", "a document of an old Office"},
-    Magic{"%PDF-", "a PDF document"},
-    Magic{"\x89PNG", "a PNG image"},
-    Magic{"\xFF\xD8\xFF", "a JPEG image"},
-    Magic{"GIF8", "a GIF image"},
+          "xz-compressed data", "unpack it first: xz -dk"},
+    Magic{"\x04\x22\x4D\x18", "lz4-compressed data", "unpack it first: lz4 -d"},
+    Magic{"7z\xBC\xAF", "a 7-zip archive", kUnpack},
+    Magic{"Rar!", "a RAR archive", kUnpack},
+    Magic{"ARROW1\0"sv, "an Arrow or Feather file",
+          "write it as Parquet, for example by pandas.read_feather(file).to_parquet(other)"},
+    Magic{"FEA1", "a Feather file", "write it as Parquet, for example by pandas.read_feather(file).to_parquet(other)"},
+    Magic{"\xFF\xFF\xFF\xFF", "binary data, maybe an Arrow stream",
+          "write it as Parquet, for example by to_parquet of the library `datasets`"},
+    Magic{"ORC", "an ORC file", "write it as Parquet, for example by pandas.read_orc(file).to_parquet(other)"},
+    Magic{"Obj\x01", "an Avro file", kAsParquet},
+    Magic{"\x89HDF", "an HDF5 file", kAsParquet},
+    Magic{"CDF", "a NetCDF file", kAsParquet},
+    Magic{"SQLite format 3\0"sv, "an SQLite database", kAsParquet},
+    Magic{"\x80\x04\x95", "a pickle of Python",
+          "write it as Parquet, for example by pandas.read_pickle(file).to_parquet(other)"},
+    Magic{"\x80\x05\x95", "a pickle of Python",
+          "write it as Parquet, for example by pandas.read_pickle(file).to_parquet(other)"},
+    Magic{"\xD0\xCF\x11\xE0", "a document of an old Office", "save it as text or CSV"},
+    Magic{"%PDF-", "a PDF document", kLeaveOut},
+    Magic{"\x89PNG", "a PNG image", kLeaveOut},
+    Magic{"\xFF\xD8\xFF", "a JPEG image", kLeaveOut},
+    Magic{"GIF8", "a GIF image", kLeaveOut},
     Magic{"\x7F"
           "ELF",
-          "a program"},
+          "a program", kLeaveOut},
+    Magic{"version https://git-lfs.github.com/spec/", "a pointer of Git LFS in place of the file",
+          "get the file itself: git lfs pull"},
 };
 
 Packing packing_of(std::string_view head) {
@@ -108,44 +122,57 @@ bool is_binary(std::string_view head) {
 }
 
 void set_kind(std::string_view bytes, InputHead& head) {
-  const auto other = [&](std::string name) {
-    head.kind = InputKind::kOther;
-    head.name = std::move(name);
-  };
-  const auto kind = [&](InputKind found, const char* name) {
+  const auto kind = [&](InputKind found, std::string name, const char* remedy) {
     head.kind = found;
-    head.name = name;
+    head.name = std::move(name);
+    head.remedy = remedy;
   };
-  if (bytes.starts_with("PAR1")) return kind(InputKind::kParquet, "a Parquet file");
-  if (bytes.starts_with("PARE")) return other("an encrypted Parquet file");
-  if (bytes.starts_with("\x93NUMPY")) return kind(InputKind::kNpy, "a NumPy array");
-  if (bytes.starts_with("PK\x03\x04") || bytes.starts_with("PK\x05\x06")) return kind(InputKind::kZip, "a zip archive");
+  const auto other = [&](std::string name, const char* remedy) { kind(InputKind::kOther, std::move(name), remedy); };
+  constexpr const char* kUtf8 = "save it as UTF-8";
+  if (bytes.starts_with("PAR1")) return kind(InputKind::kParquet, "a Parquet file", kUnpack);
+  if (bytes.starts_with("PARE")) return other("an encrypted Parquet file", "write it without encryption");
+  if (bytes.starts_with("\x93NUMPY"))
+    return kind(InputKind::kNpy, "a NumPy array",
+                "write it as Parquet, for example by pandas.DataFrame(numpy.load(file)).to_parquet(other)");
+  if (bytes.starts_with("PK\x03\x04") || bytes.starts_with("PK\x05\x06"))
+    return kind(InputKind::kZip, "a zip archive", "unpack it first: unzip");
   if (const Packing again = packing_of(bytes); again != Packing::kNone)
-    return other(fmt::format("{}-compressed data", packing_name(again)));
+    return other(fmt::format("{}-compressed data", packing_name(again)), kUnpack);
   for (const Magic& magic : kOthers)
-    if (bytes.starts_with(magic.bytes)) {
-      // Letters alone may begin a text.
-      if (magic.bytes != "ORC" && magic.bytes != "CDF") return other(magic.name);
-      if (is_binary(bytes)) return other(magic.name);
-    }
-  if (bytes.starts_with("\xFF\xFE\0\0"sv) || bytes.starts_with("\0\0\xFE\xFF"sv)) return other("text in UTF-32");
+    // Letters alone may begin a text.
+    if (bytes.starts_with(magic.bytes) &&
+        ((magic.bytes != "ORC" && magic.bytes != "CDF" && magic.bytes != "FEA1") || is_binary(bytes)))
+      return other(magic.name, magic.remedy);
+  constexpr size_t kTarMagic = 257;
+  if (bytes.size() > kTarMagic && bytes.substr(kTarMagic).starts_with("ustar"))
+    return other("a tar archive", "unpack it first: tar -xf");
+  if (bytes.starts_with("\xFF\xFE\0\0"sv) || bytes.starts_with("\0\0\xFE\xFF"sv)) return other("text in UTF-32", kUtf8);
   if (bytes.starts_with("\xFF\xFE")) {
     head.encoding = Encoding::kUtf16Little;
   } else if (bytes.starts_with("\xFE\xFF")) {
     head.encoding = Encoding::kUtf16Big;
   } else if (is_unmarked_utf16(bytes)) {
-    return other("text in UTF-16 without a byte order mark");
+    return other("text in UTF-16 without a byte order mark", kUtf8);
   } else if (is_binary(bytes)) {
-    return other("binary data");
+    return other("binary data", kLeaveOut);
   }
   if (head.encoding != Encoding::kUtf8) head.name = "text in UTF-16";
 }
 
+/// Throws for a folder, and for a pipe or a device: opening a pipe may wait for ever.
+const fs::path& checked_file(const fs::path& path) {
+  std::error_code error;
+  if (fs::is_directory(path, error))
+    throw UserError("this is a folder, not a file", "give a file in it", path.string());
+  if (fs::exists(path, error) && !fs::is_regular_file(path, error))
+    throw UserError("this is a pipe or a device, not a file", "write what comes from it to a file, and give that",
+                    path.string());
+  return path;
+}
+
 class FileStream : public ByteStream {
  public:
-  explicit FileStream(const fs::path& path) : path_(path), file_(path, std::ios::binary) {
-    std::error_code error;
-    if (fs::is_directory(path, error)) throw UserError("this is a folder, not a file", {}, path.string());
+  explicit FileStream(const fs::path& path) : path_(checked_file(path)), file_(path, std::ios::binary) {
     if (!file_) throw UserError(fmt::format("cannot open the file: {}", std::strerror(errno)), {}, path.string());
   }
   size_t read(char* to, size_t bytes) override {
@@ -331,8 +358,7 @@ InputHead look_at_input(const fs::path& path) {
 
 void require_text(const InputHead& head, const fs::path& path, std::string_view wanted) {
   if (head.kind == InputKind::kText) return;
-  throw UserError(fmt::format("this is {}, not {}", head.name, wanted),
-                  head.name.starts_with("text in UTF") ? "save it as UTF-8" : "", path.string());
+  throw UserError(fmt::format("this is {}, not {}", head.name, wanted), head.remedy, path.string());
 }
 
 std::unique_ptr<ByteStream> open_input_stream(const fs::path& path, const InputHead& head) {

@@ -22,6 +22,7 @@ struct InputHead {
   Encoding encoding = Encoding::kUtf8;  ///< encoding of a text
   std::string name = "text";            ///< words for messages: "gzip-compressed text in UTF-16", "a PNG image"
   std::string extension;                ///< lower case, with its dot; before ".gz", ".zst" or ".bz2" if it ends so
+  std::string remedy = {};              ///< advice for a reader that does not take this kind
 
   /// True where the bytes of the file are the bytes to read: not packed, and UTF-8 if it is a text.
   bool is_plain() const { return packing == Packing::kNone && encoding == Encoding::kUtf8; }
@@ -33,8 +34,8 @@ std::string input_extension(const std::filesystem::path& path);
 /// Looks at the first 64 KiB, unpacked. An empty file is a text. UTF-16 needs a byte order mark.
 ///
 /// Kinds by magic bytes: gzip, zstd, bzip2; Parquet, .npy, zip (.npz); other binary formats are `kOther`, and so is a
-/// text in UTF-32 or in UTF-16 without a mark, which `name` says. Throws UserError for a file that cannot be read or
-/// whose packing is damaged.
+/// text in UTF-32 or in UTF-16 without a mark, which `name` says. Throws UserError for a file that cannot be read,
+/// whose packing is damaged, or that is a pipe or a device, which cannot be read twice.
 InputHead look_at_input(const std::filesystem::path& path);
 
 /// Throws UserError "this is <name>, not <wanted>" unless `head.kind` is text.

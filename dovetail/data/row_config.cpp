@@ -113,7 +113,8 @@ std::string SparseConfig::feature_name() const {
 void DenseConfig::describe(Section& s) {
   s.value("columns", columns, "Columns of numbers").required();
   s.value("missing", missing,
-          "Treatment of a missing number (an empty field, NA, NaN, null, None, a null of Parquet). zero: use 0. mean: "
+          "Treatment of a missing number (an empty field, NA, NaN, null, None, <NA>, a null of Parquet). zero: use 0. "
+          "mean: "
           "use the mean "
           "of the training rows. bad_row: treat its row as bad")
       .choices({"zero", "mean", "bad_row"});
@@ -170,11 +171,13 @@ void RowsConfig::describe(Section& s) {
   s.value("files", files,
           "Files and globs (* ? [...]), read in this order. Files of one glob are read in the order of their names");
   s.value("format", format,
-          "auto: Parquet by its first bytes, text by extension in any case (.tsv, .csv, also before .gz, .zst, .bz2). "
-          "Files "
-          "packed by gzip, zstd or bzip2 and text in UTF-16 are read whatever their name")
+          "auto: Parquet by its first bytes, text by extension in any case (.tsv, .csv, also before .gz, .zst, .bz2), "
+          "any other text by its first lines. Files packed by gzip, zstd or bzip2 and text in UTF-16 are read whatever "
+          "their name")
       .choices({"auto", "parquet", "tsv", "csv"});
-  s.value("delimiter", delimiter, "Character between fields; default: a tab for tsv, a comma for csv");
+  s.value("delimiter", delimiter,
+          "Character between fields; default: a tab for tsv, a comma for csv. With format = \"auto\" another one is "
+          "found where that leaves the first line whole");
   s.value("decimal", decimal, "Mark before the fraction of a number in text").choices({".", ","});
   s.value("header", header, "The first line of each text file names its columns");
   s.value("columns", columns, "Column names for text files without a header");

@@ -8,7 +8,9 @@
 #include <mutex>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/log.h"
 #include "dovetail/data/delimited.h"
+#include "dovetail/data/delimiter.h"
 #include "dovetail/data/open_input.h"
 #include "dovetail/data/parquet.h"
 
@@ -65,8 +67,11 @@ class SourceFile {
 
 class TextSource : public SourceFile {
  public:
-  TextSource(const fs::path& path, const DelimitedFormat& format, const RowDecoder& decoder)
-      : SourceFile(path), file_(path, format), selected_(find_columns(decoder.columns(), file_.columns(), path)) {
+  TextSource(const fs::path& path, const DelimitedFormat& format, const RowDecoder& decoder,
+             const std::shared_ptr<const MappedInput>& input)
+      : SourceFile(path),
+        file_(path, format, input),
+        selected_(find_columns(decoder.columns(), file_.columns(), path)) {
     decoder.check_lists(std::vector<bool>(selected_.size(), false), path);
   }
 
@@ -156,15 +161,31 @@ class ParquetSource : public SourceFile {
   mutable std::vector<std::unique_ptr<ParquetColumns>> idle_;
 };
 
+/// Parquet by the first bytes, text by the extension; empty for another text.
 std::string format_of(const RowsConfig& config, const fs::path& path, const InputHead& head) {
   if (config.format != "auto") return config.format;
   if (head.kind == InputKind::kParquet) return "parquet";
   require_text(head, path, "Parquet or text");
   for (const char* known : {"tsv", "csv"})
     if (head.extension == std::string(".") + known) return known;
-  throw UserError(
-      fmt::format("rows.format is \"auto\", but the extension \"{}\" tells no format", printable(head.extension)),
-      "set rows.format to \"parquet\", \"tsv\" or \"csv\"", path.string());
+  return {};
+}
+
+/// The delimiter that a format has by its name, unless it leaves the first line whole while another one does not.
+char delimiter_of(const RowsConfig& config, const std::string& format, const fs::path& path, std::string_view text) {
+  if (!config.delimiter.empty()) return config.delimiter[0];
+  const char expected = format == "csv" ? ',' : format == "tsv" ? '\t' : kBlanks;
+  const std::string_view line = text.substr(0, text.find('\n'));
+  if (config.format != "auto" || (expected != kBlanks && line.find(expected) != std::string_view::npos))
+    return expected;
+  const char found = find_delimiter(text, expected, config.decimal[0]);
+  if (found == kBlanks)
+    throw UserError("no delimiter cuts the first lines into equally many fields",
+                    "rows.delimiter names the character between fields", path.string());
+  if (found != expected)
+    log_info("{}: {} between fields, found in the first lines; rows.delimiter names another", path.string(),
+             delimiter_name(found));
+  return found;
 }
 
 std::unique_ptr<SourceFile> open_source(const RowsConfig& config, const fs::path& path, const RowDecoder& decoder) {
@@ -173,7 +194,7 @@ std::unique_ptr<SourceFile> open_source(const RowsConfig& config, const fs::path
   if (format == "parquet") {
     if (head.kind != InputKind::kParquet || !head.is_plain())
       throw UserError(fmt::format("this is {}, not Parquet", head.name),
-                      head.kind == InputKind::kParquet ? "unpack it first; Parquet is packed in itself" : "",
+                      head.kind == InputKind::kText ? "rows.format = \"auto\" finds the format" : head.remedy,
                       path.string());
     if (!config.delimiter.empty() || !config.header || config.decimal != ".")
       throw UserError(
@@ -181,10 +202,12 @@ std::unique_ptr<SourceFile> open_source(const RowsConfig& config, const fs::path
           "leave them out", path.string());
     return std::make_unique<ParquetSource>(path, decoder);
   }
-  const bool csv = format == "csv";
-  DelimitedFormat text{csv ? ',' : '\t', csv, config.columns};
-  if (!config.delimiter.empty()) text.delimiter = config.delimiter[0];
-  return std::make_unique<TextSource>(path, text, decoder);
+  const auto input = std::make_shared<const MappedInput>(path, head);
+  require_text(head, path, "text with a delimiter");
+  require_table(input->bytes(), path);
+  const char delimiter = delimiter_of(config, format, path, input->bytes());
+  const bool quotes = format.empty() ? delimiter != '\t' : format == "csv";
+  return std::make_unique<TextSource>(path, DelimitedFormat{delimiter, quotes, config.columns}, decoder, input);
 }
 
 }  // namespace

@@ -251,6 +251,9 @@ void SafetensorsFile::parse(std::string_view bytes) {
   uint64_t length = 0;
   std::memcpy(&length, bytes.data(), kLengthBytes);
   const uint64_t rest = bytes.size() - kLengthBytes;
+  if (bytes.starts_with("version https://git-lfs"))
+    throw UserError(fmt::format("{}: this is a pointer of Git LFS in place of the file", name_),
+                    "get the file itself: git lfs pull");
   if (length > rest) refuse(fmt::format("its header should have {} bytes, but {} are left in the file", length, rest));
   if (length > kMaxHeaderBytes)
     refuse(fmt::format("its header of {} bytes is over the limit of {}", length, kMaxHeaderBytes));

@@ -60,9 +60,13 @@ void TensorFolder::read_index(const std::filesystem::path& path) {
         fmt::format("{} names {} file{} that {} missing: {}", path.string(), missing.size(),
                     missing.size() == 1 ? "" : "s", missing.size() == 1 ? "is" : "are", fmt::join(missing, ", ")),
         fmt::format("put the shards beside the index, or the whole model as {}", kWholeFile));
-  // transformers reads all tensors of each shard, so an index that lists fewer hides none.
+  // transformers reads all tensors of each shard and goes by their own names, whatever the index says of them.
   for (const auto& shard : shards)
-    for (const auto& name : open(shard).names()) file_of_.try_emplace(name, Place{shard, name});
+    for (const auto& name : open(shard).names())
+      if (!file_of_.try_emplace(name, Place{shard, name}).second)
+        throw UserError(
+            fmt::format("{}: tensor {} is in {} and in {}", folder_.string(), name, file_of_[name].file, shard),
+            "take one of the files away, or save the model again with save_pretrained(...)");
 }
 
 void TensorFolder::refuse_without_tensors() const {
@@ -87,7 +91,11 @@ const SafetensorsFile& TensorFolder::open(const std::string& file_name) {
 }
 
 const TensorFolder::Place& TensorFolder::place_of(const std::string& name) const {
-  user_check(contains(name), "{}: tensor {} is missing", folder_.string(), name);
+  if (!contains(name))
+    throw UserError(fmt::format("{}: tensor {} is missing", folder_.string(), name),
+                    name == "lm_head.weight"
+                        ? "if the head is the embedding, give config.json \"tie_word_embeddings\": true"
+                        : "config.json describes a model with this tensor: mend it, or get all files of the model");
   return file_of_.at(name);
 }
 
@@ -111,6 +119,9 @@ std::vector<int64_t> TensorFolder::weight_shape(const std::string& name) {
 at::Tensor TensorFolder::read_weight(const std::string& name) {
   weight_shape(name);
   const auto tensor = read(name);
+  if (!at::isfinite(tensor).all().item<bool>())
+    throw UserError(fmt::format("{}: tensor {} has a NaN or an infinity", folder_.string(), name),
+                    "such a model predicts nothing; get the file again");
   auto weight = tensor.to(at::kFloat);
   if (tensor.scalar_type() == at::kDouble && !at::equal(weight.to(at::kDouble), tensor)) rounded_.push_back(name);
   return weight;

@@ -50,8 +50,12 @@ void check_tensors(const HuggingfaceModel& described, TensorFolder& source) {
   visit_huggingface_tensors(described.architecture, described.config, [&](const TensorLayout& layout) {
     for (const auto& part : layout.parts) {
       const auto found = source.weight_shape(name_in(source, part.name)), wanted = layout.shape_of(part);
-      user_check(found == wanted, "tensor {} is [{}], but config.json asks for [{}]", part.name, fmt::join(found, ", "),
-                 fmt::join(wanted, ", "));
+      if (found != wanted)
+        throw UserError(fmt::format("tensor {} is [{}], but config.json asks for [{}]", part.name,
+                                    fmt::join(found, ", "), fmt::join(wanted, ", ")),
+                        "config.json and the tensors are of two models: get both from one place, or mend the sizes in "
+                        "config.json",
+                        source.path().string());
     }
   });
 }

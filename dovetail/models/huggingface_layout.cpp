@@ -226,7 +226,7 @@ void refuse_variants(const ConfigReader& reader, int64_t context) {
   }
 }
 
-ModelConfig read_llama(const ConfigReader& reader, double absent_theta = 10000.0) {
+ModelConfig read_llama(const ConfigReader& reader, double absent_theta = 10000.0, double absent_eps = 1e-6) {
   reader.require<std::string>("hidden_act", {"silu", "swish"});
   reader.require<bool>("attention_bias", {false});
   reader.require<bool>("mlp_bias", {false});
@@ -239,7 +239,7 @@ ModelConfig read_llama(const ConfigReader& reader, double absent_theta = 10000.0
   c.ffn_width = reader.get<int64_t>("intermediate_size");
   c.context = reader.get<int64_t>("max_position_embeddings");
   c.vocab_size = reader.get<int64_t>("vocab_size");
-  c.norm_eps = reader.get<double>("rms_norm_eps");
+  c.norm_eps = reader.get<double>("rms_norm_eps", absent_eps);
   c.rotary_theta = read_rope_theta(reader, absent_theta);
   c.tied = reader.get<bool>("tie_word_embeddings", false);
   c.init_std = reader.get<double>("initializer_range", c.init_std);
@@ -248,7 +248,7 @@ ModelConfig read_llama(const ConfigReader& reader, double absent_theta = 10000.0
 }
 
 ModelConfig read_mixtral(const ConfigReader& reader) {
-  ModelConfig c = read_llama(reader, 1e6);
+  ModelConfig c = read_llama(reader, 1e6, 1e-5);
   reader.require<double>("router_jitter_noise", {0.0});
   if (!reader.json().contains("num_key_value_heads")) c.kv_heads = 8;
   c.moe.experts = reader.get<int64_t>("num_local_experts");
@@ -277,7 +277,7 @@ ModelConfig read_gpt2(const ConfigReader& reader) {
   reader.require<int64_t>("num_attention_heads", {c.heads});
   reader.require<int64_t>("max_position_embeddings", {c.context});
   c.norm = "layernorm";
-  c.norm_eps = reader.get<double>("layer_norm_epsilon");
+  c.norm_eps = reader.get<double>("layer_norm_epsilon", 1e-5);
   c.activation = "gelu";
   c.positions = "learned";
   c.bias = true;

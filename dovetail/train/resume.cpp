@@ -96,7 +96,7 @@ bool changes_the_rest(std::string_view key) {
                          {"optimizer.", "schedule.", "parallel.dispatch", "parallel.combine", "embedding.dynamic."}) ||
          is_a_number_of_an_override(key) || std::ranges::find(kOfRows, key) != std::end(kOfRows) ||
          key == "recommender.grain" || key == "model.moe.load_scope" || key == "train.steps" || key == "train.clip" ||
-         key == "train.micro_batch" || key == "train.checkpoint_activations";
+         key == "train.micro_batch" || key == "train.checkpoint_activations" || key.starts_with("rows.files");
 }
 
 }  // namespace
@@ -155,6 +155,8 @@ std::vector<std::string> check_same_run(const nlohmann::json& state, const Resol
   RunConfig config = run.config;
   const nlohmann::json now = config_to_json([&](Section& s) { config.describe(s); });
   const bool same_text = !state.contains("data_sha256") || state["data_sha256"] == nlohmann::json(run.data.sha256);
+  // A finished run would name files that it has not read. With rows.day it goes on with another day.
+  const bool finished = step >= config.train.steps && config.train.steps > 0 && !config.rows.by_day();
   std::vector<std::string> refused, changed;
   for (const Difference& d : differences(in_words_of_now(state.at("config"), run.config.run.folder), now)) {
     const std::string text = fmt::format("{} was {}, is {}", d.key, d.stored.empty() ? "absent" : d.stored,
@@ -163,7 +165,10 @@ std::vector<std::string> check_same_run(const nlohmann::json& state, const Resol
     // Before the first step (imported weights) nothing is settled but the model.
     if (step == 0 ? starts_with_any(d.key, {"model.", "recommender."}) : decides_what_is_trained(d.key) || changes_data)
       refused.push_back(text);
-    if (step > 0 && changes_the_rest(d.key)) changed.push_back(text);
+    if (step > 0 && finished && d.key.starts_with("rows.files"))
+      refused.push_back(text);
+    else if (step > 0 && changes_the_rest(d.key))
+      changed.push_back(text);
   }
   if (!same_text) {
     refused.push_back(fmt::format("the text was {}, is {} (sha256 of the prepared manifests)",

@@ -137,3 +137,60 @@ def test_import_names_the_files_that_it_needs(workspace):
     (folder / "model.safetensors.index.json").unlink()
     error = dovetail_json("import", folder, "--out", "none", folder=workspace, code=2)["error"]
     assert "pytorch_model.bin" in error["message"] and "save_pretrained" in error["help"]
+
+
+def test_shards_are_read_by_their_own_names(workspace):
+    """transformers reads every tensor of every shard that the index names, wherever the index says that it is."""
+    from safetensors.torch import load_file, save_file
+
+    folder = edited(workspace, "sharded", lambda tensors, config: None)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names, shards = sorted(tensors), [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    for i, shard in enumerate(shards):
+        save_file({n: tensors[n] for n in names[i::2]}, folder / shard, {"format": "pt"})
+    # Each tensor is said to be in the other shard, and one in none.
+    index = {"metadata": {}, "weight_map": {n: shards[1 - k % 2] for k, n in enumerate(names)} | {"gone": shards[0]}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    assert all(torch.equal(model.state_dict()[n], tensors[n]) for n in names)
+    dovetail("import", folder, "--out", "sharded_run", folder=workspace)
+    dovetail("export", "sharded_run", "--out", "sharded_again", folder=workspace)
+    again = load_file(workspace / "sharded_again" / "model.safetensors")
+    assert all(torch.equal(again[n], tensors[n]) for n in names)
+
+
+def test_import_says_what_to_do_about_damaged_models(workspace):
+    def nan(tensors, config):
+        tensors["model.norm.weight"][0] = float("nan")
+
+    def untied(tensors, config):
+        tensors.pop("lm_head.weight", None)
+        config["tie_word_embeddings"] = False
+
+    def smaller(tensors, config):
+        config["intermediate_size"] += 1
+
+    for name, edit, words, help in [("nan", nan, "a NaN or an infinity", "again"),
+                                    ("untied", untied, "lm_head.weight is missing", "tie_word_embeddings"),
+                                    ("smaller", smaller, "config.json asks for", "two models")]:  # fmt: skip
+        folder = edited(workspace, f"model_{name}", edit)
+        error = dovetail_json("import", folder, "--out", f"{name}_run", folder=workspace, code=2)["error"]
+        assert words in error["message"] and help in error["help"]
+        assert not (workspace / f"{name}_run").exists()
+    # The advice about the head helps.
+    config = workspace / "model_untied" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": True}))
+    dovetail("import", workspace / "model_untied", "--out", "tied_run", folder=workspace)
+    folder = edited(workspace, "pointer", lambda tensors, config: None)
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n")
+    error = dovetail_json("import", folder, "--out", "pointer_run", folder=workspace, code=2)["error"]
+    assert "Git LFS" in error["message"] and "git lfs pull" in error["help"]
+
+
+def test_a_config_without_its_epsilon_has_that_of_transformers(workspace):
+    folder = edited(workspace, "no_eps", lambda tensors, config: config.pop("rms_norm_eps"))
+    dovetail("import", folder, "--out", "no_eps_run", folder=workspace)
+    dovetail("export", "no_eps_run", "--out", "no_eps_again", folder=workspace)
+    expected = transformers.AutoConfig.from_pretrained(folder).rms_norm_eps
+    assert json.loads((workspace / "no_eps_again" / "config.json").read_text())["rms_norm_eps"] == expected

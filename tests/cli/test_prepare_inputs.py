@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import json
+import os
 
 import numpy as np
 import pandas as pd
@@ -251,3 +252,38 @@ def test_a_folder_of_an_older_reading_is_made_anew(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbftext")
     second = prepared(tmp_path, "a.txt")[0]
     assert second["reused"] is False and second["train_tokens"] == first["train_tokens"]
+
+
+def test_numbers_that_python_reads_as_infinite(tmp_path):
+    lines = '{"text": "a", "n": 1e999, "m": [-1e999, 1e-999]}\n{"text": "b 1e999", "n": NaN}\n'
+    (tmp_path / "a.jsonl").write_text(lines)
+    assert prepared(tmp_path, "a.jsonl")[1] == [json.loads(line)["text"] for line in lines.splitlines()]
+
+
+def test_a_pointer_of_git_lfs_is_no_text(tmp_path):
+    for name in ("a.txt", "a.jsonl", "a.parquet"):
+        (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 1\n")
+        error = refused(tmp_path, name)
+        assert "Git LFS" in error["message"] and "git lfs pull" in error["help"]
+
+
+def test_a_pipe_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "a.txt")
+    error = refused(tmp_path, "a.txt")
+    assert "a pipe" in error["message"] and error["help"]
+
+
+def test_help_for_what_is_not_text_leads_on(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_bytes(json_lines().decode().encode("utf-16-le"))
+    assert "UTF-8" in refused(tmp_path, "in")["help"]
+    (tmp_path / "one.json").write_text(json.dumps({"text": "x"}, indent=2))
+    assert "jq -c" in refused(tmp_path, "one.json")["help"]
+    (tmp_path / "nested.jsonl").write_text('{"text": {"a": "b"}}\n')
+    assert "the record itself" in refused(tmp_path, "nested.jsonl")["help"]
+
+
+def test_a_table_as_one_text_is_said(tmp_path):
+    pd.DataFrame({"text": TEXTS}).to_csv(tmp_path / "a.csv")
+    words = ["a.csv", "--out", "out", "--set", "data.validation_fraction=0"]
+    assert "JSON lines or Parquet" in dovetail("prepare", *words, folder=tmp_path).stderr

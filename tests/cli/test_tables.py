@@ -1,12 +1,19 @@
 """Tables as people have them: `kmeans`, `fit` and `[rows]` read what pandas, NumPy and Arrow write."""
 
 import bz2
+import decimal
 import gzip
+import io
 import json
+import lzma
+import os
+import pickle
+import zipfile
 
 import numpy as np
 import pytest
 from cli import dovetail, dovetail_json
+from numpy.lib.recfunctions import structured_to_unstructured
 
 pd = pytest.importorskip("pandas")
 pa = pytest.importorskip("pyarrow")
@@ -146,8 +153,6 @@ def test_arrow_columns_of_any_number(tmp_path, kind):
     elif kind == pa.float16():
         column = pa.array(np.array([1, 1, 9, 9], np.float16))
     elif pa.types.is_decimal(kind):
-        import decimal
-
         column = pa.array([decimal.Decimal(v) for v in (1, 1, 9, 9)], kind)
     else:
         column = (
@@ -252,7 +257,7 @@ def test_integers_that_float64_cannot_hold_are_said(tmp_path, kind, base):
     else:
         getattr(frame, {"csv": "to_csv", "parquet": "to_parquet"}[kind])(tmp_path / name, index=False)
         fit = dovetail("fit", "linear", "--data", name, "--target", "t", "--out", "fit", folder=tmp_path)
-        assert "`t`: integers beyond 2^53 are rounded to float64" in fit.stderr
+        assert "`t`: float64 rounds its numbers" in fit.stderr
     assert "7 of 7" in dovetail("kmeans", "--data", name, "--k", 1, "--out", "run", folder=tmp_path).stderr
 
 
@@ -369,7 +374,7 @@ def clicks(users=None, n=64):
 
 def losses(folder, *files, more=""):
     (folder / "run.toml").write_text(ROWS.format(files=json.dumps(list(files)), more=more))
-    out = "run-" + "-".join(files)
+    out = "-".join(["run", *files, *(["more"] if more else [])])
     dovetail("train", "run.toml", "--set", f"run.folder={out}", folder=folder)
     lines = [json.loads(line) for line in next((folder / out).glob("metrics.jsonl")).read_text().splitlines()]
     return [line["loss"] for line in lines if "loss" in line]
@@ -436,3 +441,241 @@ def test_a_shard_without_any_user_and_two_columns_of_one_name(tmp_path):
                      names=["label", "user", "price", "b", "b"])  # fmt: skip
     pq.write_table(other, tmp_path / "unused.parquet")
     assert losses(tmp_path, "unused.parquet") == losses(tmp_path, "a.parquet")
+
+
+def rows_of(folder, name, *words):
+    """The rows that `kmeans` read, in file order: each is its own cluster."""
+    words = ["kmeans", "--data", name, "--k", 4, "--init", "first", "--out", "rows", "--fresh", *words]
+    result = dovetail(*words, folder=folder)
+    return result.stderr, pd.read_csv(folder / "rows/centres.csv")
+
+
+def test_row_names_without_a_name_are_no_feature(tmp_path):
+    frame = pd.DataFrame(X, columns=["a", "b"], index=[30, 10, 20, 0])
+    frame.to_csv(tmp_path / "x.csv")
+    said, rows = rows_of(tmp_path, "x.csv")
+    assert "column 0 (``)" in said and "--columns names it" in said
+    pd.testing.assert_frame_equal(
+        rows, pd.read_csv(tmp_path / "x.csv", index_col=0).reset_index(drop=True), check_dtype=False
+    )
+    assert rows_of(tmp_path, "x.csv", "--columns", "0,a")[1].iloc[:, 0].tolist() == [30, 10, 20, 0]
+    frame.set_index([[1, 1, 2, 2], [7, 8, 7, 8]]).rename_axis([None, None]).to_csv(tmp_path / "two.csv")
+    assert rows_of(tmp_path, "two.csv")[1].columns.tolist() == ["a", "b"]
+
+
+@pytest.mark.parametrize("words", [["True", "False"], ["true", "false"], ["TRUE", "FALSE"]])
+def test_truths_in_a_text_are_the_numbers_that_parquet_gives(tmp_path, words):
+    truths = [words[0], words[1], words[1], words[0]]
+    (tmp_path / "x.csv").write_text("a,b\n" + "".join(f"{t},{i}\n" for i, t in enumerate(truths)))
+    frame = pd.read_csv(tmp_path / "x.csv")
+    assert frame.a.dtype == bool
+    frame.to_parquet(tmp_path / "x.parquet")
+    for name in ("x.csv", "x.parquet"):
+        np.testing.assert_array_equal(rows_of(tmp_path, name)[1].to_numpy(), frame.to_numpy(float))
+
+
+def test_words_for_a_missing_value_are_those_of_pandas(tmp_path):
+    words = ["", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A",
+             "NA", "NULL", "NaN", "None", "n/a", "nan", "null"]  # fmt: skip
+    lines = [f"{i},{w}" for i, w in enumerate(words)] + [f"{i},{'uv'[i % 2]}" for i in range(30)]
+    (tmp_path / "x.csv").write_text("x,y\n" + "\n".join(lines) + "\n")
+    assert pd.read_csv(tmp_path / "x.csv").y.isna().sum() == len(words)
+    for policy in ("skip", "zero"):
+        options = ["--data", "x.csv", "--target", "y", "--bad-values", policy, "--out", policy]
+        result = dovetail_json("fit", "logistic", *options, folder=tmp_path)
+        assert result["classes"] == ["u", "v"] and result["rows"] == 30 and result["rows_left_out"] == len(words)
+
+
+@pytest.mark.parametrize("model", ["linear", "logistic"])
+def test_a_missing_target_is_never_made_up(tmp_path, model):
+    frame = pd.DataFrame({"x": np.arange(12.0), "y": [3.0] * 6 + [4.0] * 6})
+    frame.loc[5, "y"] = np.nan
+    frame.loc[2, "x"] = np.nan
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    options = ["--data", "x.csv", "--target", "y", "--bad-values", "zero", "--out", "run"]
+    result = dovetail("fit", model, *options, folder=tmp_path)
+    assert "0 in place of features, 1 rows without target left out" in result.stderr
+    kept = frame.dropna(subset="y").fillna(0)
+    found = pd.read_csv(tmp_path / "run/coefficients.csv")
+    if model == "linear":
+        oracle = linear_model.LinearRegression().fit(kept[["x"]], kept.y)
+        np.testing.assert_allclose(found[["intercept", "x"]], [[oracle.intercept_, oracle.coef_[0]]], rtol=1e-6)
+    else:
+        oracle = linear_model.LogisticRegression(tol=1e-8).fit(kept[["x"]], kept.y)
+        assert found["class"].tolist() == [4]
+        np.testing.assert_allclose(found[["x"]], oracle.coef_, rtol=1e-3)
+
+
+@pytest.mark.parametrize("digits", [0, 2])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_decimals_that_float64_cannot_hold_are_said_and_are_exact_as_classes(tmp_path, suffix, digits):
+    with decimal.localcontext(prec=40):
+        values = [decimal.Decimal(3 * 10**25 + i).scaleb(-digits) for i in range(12)]
+        names = [decimal.Decimal(3 * 10**25 + i // 4).scaleb(-digits) for i in range(12)]
+    assert len({float(v) for v in values}) == 1
+    kind = pa.decimal128(38, digits)
+    table = pa.table({"x": np.arange(12.0), "v": pa.array(values, kind), "c": pa.array(names, kind)})
+    pq.write_table(table, tmp_path / "x.parquet")
+    table.to_pandas().to_csv(tmp_path / "x.csv", index=False)
+    name = f"x.{suffix}"
+    said = dovetail("kmeans", "--data", name, "--columns", "v", "--k", 1, "--out", "k", folder=tmp_path).stderr
+    assert "`v`: float64 rounds its numbers" in said and "11 of 11" in said
+    options = ["--columns", "x", "--target", "c", "--out", "run"]
+    result = dovetail_json("fit", "logistic", "--data", name, *options, folder=tmp_path)
+    assert [decimal.Decimal(c) for c in result["classes"]] == sorted(set(names))
+
+
+def test_a_comma_is_explained_by_both_readings(tmp_path):
+    (tmp_path / "x.csv").write_text('a,b\n"1,000",2\n')
+    assert "--decimal , reads it as 1. If the comma separates thousands, take it out" in refusal(
+        tmp_path, "kmeans", "--data", "x.csv", "--k", 1, "--out", "r"
+    )
+    (tmp_path / "y.csv").write_text("a;b\n1,5;2\n")
+    error = refusal(tmp_path, "kmeans", "--data", "y.csv", "--k", 1, "--out", "r")
+    assert "for a decimal comma give --decimal ," in error and "thousands" not in error
+
+
+def test_names_and_classes_that_are_not_utf8_are_refused(tmp_path):
+    (tmp_path / "x.csv").write_bytes("größe,b\n1,2\n1,3\n".encode("latin-1"))
+    with pytest.raises(UnicodeDecodeError):
+        pd.read_csv(tmp_path / "x.csv")
+    error = refusal(tmp_path, "kmeans", "--data", "x.csv", "--k", 1, "--out", "r")
+    assert "is not UTF-8" in error and "iconv" in error
+    (tmp_path / "y.csv").write_bytes("x,y\n1,é\n2,è\n3,u\n".encode("latin-1"))
+    assert "is not UTF-8" in refusal(tmp_path, "fit", "logistic", "--data", "y.csv", "--target", "y", "--out", "r")
+
+
+def feather(frame):
+    sink = io.BytesIO()
+    frame.to_feather(sink)
+    return sink.getvalue()
+
+
+def zipped(members):
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w") as archive:
+        for name in members:
+            archive.writestr(name, CSV)
+    return sink.getvalue()
+
+
+def saved(x, **options):
+    sink = io.BytesIO()
+    np.save(sink, x, **options)
+    return sink.getvalue()
+
+
+FRAME = pd.DataFrame(X, columns=["a", "b"])
+OTHERS = {
+    "x.csv.xz": (lambda: lzma.compress(CSV.encode()), "xz", "xz -dk"),
+    "x.feather": (lambda: feather(FRAME), "Feather", "read_feather"),
+    "x.pkl": (lambda: pickle.dumps(FRAME), "pickle", "read_pickle"),
+    "x.png": (lambda: b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "PNG", "leave it out"),
+    "x.zip": (lambda: zipped(["d.csv"]), "only d.csv", "unzip"),
+    "x.xlsx": (lambda: zipped(["[Content_Types].xml", "xl/workbook.xml"]), "Excel", "read_excel"),
+    "x.pt": (lambda: zipped(["x/data.pkl", "x/data/0"]), "torch.save", "numpy.save"),
+    "x.json": (lambda: FRAME.to_json(orient="records").encode(), "JSON", "read_json"),
+    "x.jsonl": (lambda: FRAME.to_json(orient="records", lines=True).encode(), "JSON", "lines=True"),
+    "page.csv": (lambda: b"<!DOCTYPE html>\n<html><body>Not, found</body></html>\n", "HTML", "again"),
+    "lfs.csv": (lambda: b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n", "Git LFS",
+                "git lfs pull"),
+    "zero.npy": (lambda: saved(np.array(3.0)), "0 dimensions", "reshape"),
+    "cube.npy": (lambda: saved(np.zeros((2, 2, 2))), "3 dimensions", "reshape"),
+    "fields.npy": (lambda: saved(np.zeros(4, dtype=[("a", "f4")])), "fields", "structured_to_unstructured"),
+    "words.npy": (lambda: saved(np.array([["1", "2"]])), "U1", "astype(float)"),
+    "objects.npy": (lambda: saved(np.array([[1, 2]], object), allow_pickle=True), "type O", "astype(float)"),
+    "header.csv": (lambda: b"a,b\n", "there are no rows", "rows"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_files_are_named_with_a_way_on(tmp_path, name):
+    content, what, help = OTHERS[name]
+    (tmp_path / name).write_bytes(content())
+    error = refusal(tmp_path, "kmeans", "--data", name, "--k", 2, "--out", "r")
+    assert what in error and help in error.split("help:")[1]
+
+
+def test_what_the_help_says_is_read(tmp_path):
+    x = np.arange(8.0).reshape(2, 2, 2)
+    np.save(tmp_path / "a.npy", x.reshape(len(x), -1))
+    fields = np.array([(1.5, 2), (1, 3), (9, 8), (9, 9)], dtype=[("a", "f4"), ("b", "i4")])
+    np.save(tmp_path / "b.npy", structured_to_unstructured(fields))
+    np.save(tmp_path / "c.npy", X.astype(str).astype(float))
+    dovetail("kmeans", "--data", "a.npy", "--k", 2, "--out", "r", folder=tmp_path)
+    for name in ("b.npy", "c.npy"):
+        assert labels_of(tmp_path, data=name) == [0, 0, 1, 1]
+    table = pa.table({"a": pa.array(X.tolist(), pa.list_(pa.float32(), 2)), "b": [1.0, 2, 3, 4]})
+    pq.write_table(table, tmp_path / "lists.parquet")
+    error = refusal(tmp_path, "kmeans", "--data", "lists.parquet", "--k", 2, "--bad-values", "zero", "--out", "r")
+    assert "holds lists" in error and "numpy.stack" in error
+    np.save(tmp_path / "d.npy", np.stack(pd.read_parquet(tmp_path / "lists.parquet").a))
+    assert labels_of(tmp_path, data="d.npy") == [0, 0, 1, 1]
+    dovetail("kmeans", "--data", "lists.parquet", "--k", 2, "--drop-columns", 0, "--out", "r2", folder=tmp_path)
+    sparse = pytest.importorskip("scipy.sparse")
+    sparse.save_npz(tmp_path / "s.npz", sparse.csr_matrix(X))
+    assert "SciPy" in refusal(tmp_path, "kmeans", "--data", "s.npz", "--k", 2, "--out", "r")
+    np.save(tmp_path / "s.npy", sparse.load_npz(tmp_path / "s.npz").toarray())
+    assert labels_of(tmp_path, data="s.npy") == [0, 0, 1, 1]
+
+
+def test_a_pipe_and_a_folder_are_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "x.csv")
+    (tmp_path / "folder").mkdir()
+    for name, words in [("x.csv", "a pipe or a device"), ("/dev/null", "a pipe or a device"), ("folder", "a folder")]:
+        error = refusal(tmp_path, "kmeans", "--data", name, "--k", 2, "--out", "r")
+        assert words in error and "help:" in error
+
+
+def test_rows_find_their_delimiter(tmp_path):
+    frame = clicks()
+    frame.to_csv(tmp_path / "plain.csv", index=False)
+    expected = losses(tmp_path, "plain.csv")
+    for name, delimiter in [
+        ("a.csv", ";"),
+        ("b.csv", "\t"),
+        ("c.txt", ","),
+        ("d.dat", "|"),
+        ("e", ";"),
+        ("f.tsv", ","),
+    ]:
+        frame.to_csv(tmp_path / name, index=False, sep=delimiter)
+        assert losses(tmp_path, name) == expected, name
+        # The named delimiter reads the same.
+        named = "\\t" if delimiter == "\t" else delimiter
+        assert losses(tmp_path, name, more=f'delimiter = "{named}"') == expected, name
+    (frame.assign(price=frame.price + 0.5)).to_csv(tmp_path / "half.csv", index=False)
+    (frame.assign(price=frame.price + 0.5)).to_csv(tmp_path / "comma.csv", index=False, sep=";", decimal=",")
+    assert losses(tmp_path, "comma.csv", more='decimal = ","') == losses(tmp_path, "half.csv")
+    # A tab stays the delimiter of a .tsv whose lists have commas.
+    frame.assign(user=[f"u{i},v{i}" for i in range(64)]).to_csv(tmp_path / "list.tsv", index=False, sep="\t")
+    assert len(losses(tmp_path, "list.tsv")) > 0
+    frame.label.to_csv(tmp_path / "one.txt", index=False)
+    (tmp_path / "run.toml").write_text(ROWS.format(files='["one.txt"]', more=""))
+    assert "rows.delimiter names" in refusal(tmp_path, "train", "run.toml")
+
+
+def test_truths_are_labels(tmp_path):
+    clicks().to_csv(tmp_path / "numbers.csv", index=False)
+    clicks().assign(label=clicks().label == 1).to_csv(tmp_path / "truths.csv", index=False)
+    assert losses(tmp_path, "truths.csv") == losses(tmp_path, "numbers.csv")
+
+
+@pytest.mark.parametrize("name", ["x.feather", "x.csv.xz", "x.zip", "x.jsonl", "page.csv", "lfs.csv"])
+def test_rows_name_other_files_with_a_way_on(tmp_path, name):
+    content, what, help = OTHERS[name]
+    (tmp_path / name).write_bytes(content())
+    (tmp_path / "run.toml").write_text(ROWS.format(files=json.dumps([name]), more=""))
+    error = refusal(tmp_path, "train", "run.toml")
+    assert (what in error or name == "x.zip") and help in error.split("help:")[1]
+
+
+def test_a_finished_run_does_not_take_other_files_for_its_own(tmp_path):
+    clicks().to_csv(tmp_path / "a.csv", index=False)
+    clicks().assign(price=7.0).to_csv(tmp_path / "b.csv", index=False)
+    losses(tmp_path, "a.csv")
+    words = ["train", "run.toml", "--set", "run.folder=run-a.csv"]
+    dovetail(*words, folder=tmp_path)
+    assert 'is "b.csv"' in refusal(tmp_path, *words, "--set", 'rows.files=["b.csv"]')
+    more = dovetail(*words, "--set", 'rows.files=["b.csv"]', "--set", "train.steps=4", folder=tmp_path)
+    assert "from step 3 on" in more.stderr and "rows.files" in more.stderr
