@@ -98,10 +98,10 @@ REFUSED = [
             ("pca", "--covariance diag", "gmm"),
             ("pca", "--init first", "gmm"),
             ("pca", "--regularization 1", "gmm"),
-            ("gmm", "--components 1", "pca"),
-            ("linear", "--iterations 3", "gmm"),
-            ("linear", "--tolerance 1", "gmm"),
-            ("linear", "--seed 1", "gmm"),
+            ("gmm --k 2", "--components 1", "pca"),
+            ("linear --target b", "--iterations 3", "gmm"),
+            ("linear --target b", "--tolerance 1", "gmm"),
+            ("linear --target b", "--seed 1", "gmm"),
         ]
     ],
     *[
@@ -120,7 +120,7 @@ REFUSED = [
     ],
     ("simulate", "simulate hybrid --payload bf16", "is an option of `dovetail simulate moe`"),
     *[
-        ("simulate", f"simulate moe {option} 4", "is an option of `dovetail simulate hybrid`")
+        ("simulate", f"simulate moe --cost a.json --ranks 2 {option} 4", "is an option of `dovetail simulate hybrid`")
         for option in ["--cluster", "--set", "--nodes", "--most-nodes", "--runs", "--seed", "--report"]
     ],
     *[
