@@ -27,6 +27,7 @@ def train(options, arm: str, seed: int) -> dict:
     folder = options.out / f"{arm}-{seed}"
     settings = [f"run.seed={seed}", f"train.steps={options.steps}", "precision.recipe=bf16", "optimizer.lr=1e-3"]
     settings += ["train.batch=16", "schedule.warmup_steps=75", "log.experts_every=50", "eval.every_steps=0"]
+    settings += ["eval.max_tokens=200000"]  # the default: nothing is evaluated before the end
     settings += [f"parallel.expert={options.ranks}", f"parallel.dispatch={ARMS[arm]}"]
     train_once(CONFIG, folder, [*settings, *options.set], ranks=options.ranks)
     return {

@@ -39,11 +39,7 @@ class ConfigCommand : public Command {
     } else if (!explain_.empty()) {
       print_explanation(describe);
     } else {
-      if (config_.empty()) {
-        parse_config(describe, "", "defaults", overrides_);
-      } else {
-        config = load_run_config(config_, overrides_);
-      }
+      config = config_.empty() ? default_run_config(overrides_) : load_run_config(config_, overrides_);
       if (json_) {
         print_json(config_to_json(describe));
       } else {

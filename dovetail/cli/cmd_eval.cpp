@@ -54,7 +54,15 @@ class EvalCommand : public Command {
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 
+  void check() override {
+    user_check(!tasks_.empty() || (choice_.shots == 0 && choice_.max_items == 0),
+               "--shots and --limit are about --task, which is not given; leave them out");
+    user_check(max_tokens_ == 0 || tasks_.empty() || !data_.empty(),
+               "--max-tokens is about validation data, but with --task only tasks are measured; give --data too");
+  }
+
   void run() override {
+    check();
     // Mistakes in a task file show before the model is read.
     std::vector<std::vector<MultipleChoiceItem>> tasks;
     for (const std::string& path : tasks_) tasks.push_back(read_multiple_choice(path));

@@ -158,7 +158,13 @@ class FitCommand : public Command {
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 
-  void check() override { table_.check(); }
+  void check() override {
+    user_check(
+        model_ != "linear" || !table_.fresh(),
+        "--fresh starts a stopped job over, but fit linear is one pass that leaves nothing to continue; leave it "
+        "out");
+    table_.check();
+  }
 
   void run() override {
     check();

@@ -49,7 +49,20 @@ class GenerateCommand : public Command {
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 
+  void check() override {
+    if (options_.temperature > 0) return;
+    const GenerateOptions none;
+    const auto unread = [](bool given, const char* option) {
+      user_check(!given, "{} does nothing with --temperature 0, which takes the most likely token; leave it out",
+                 option);
+    };
+    unread(options_.top_k != none.top_k, "--top-k");
+    unread(options_.top_p != none.top_p, "--top-p");
+    unread(seed_ != 0, "--seed");
+  }
+
   void run() override {
+    check();
     const LoadedModel loaded = load_model(run_);
     const Tokenizer& tokenizer = *loaded.tokenizer;
     std::vector<int32_t> prompt = tokenizer.encode(prompt_);

@@ -6,6 +6,7 @@
 #include "dovetail/base/log.h"
 #include "dovetail/cli/command.h"
 #include "dovetail/cli/output.h"
+#include "dovetail/cli/set_keys.h"
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/models/huggingface.h"
 #include "dovetail/train/load_model.h"
@@ -47,6 +48,9 @@ class ImportCommand : public Command {
           fmt::format("take the tokenizer that the model was trained with, or give the new tokens rows with "
                       "transformers: model.resize_token_embeddings({}), model.save_pretrained(...)",
                       tokenizer->vocab_size()));
+    for (const char* key : {"run.name", "run.folder"}) check_set_once(overrides_, key, true, "--out");
+    for (const char* key : {"model", "data.tokenizer", "train.init_noise", "recommender"})
+      check_set_once(overrides_, key, true, "the imported model, which decides it,");
     RunConfig config;
     parse_config([&](Section& s) { config.describe(s); }, "", "defaults", overrides_);
     config.run.name = (fs::absolute(out) / "").parent_path().filename().string();
@@ -54,6 +58,8 @@ class ImportCommand : public Command {
     config.model = model->config();
     config.data.tokenizer.kind = tokenizer->kind();
     config.data.tokenizer.path = (out / tokenizer_file.filename()).string();
+
+    check_run_config(config);
 
     fs::create_directories(out / "checkpoints");
     write_file_atomically(config.data.tokenizer.path, read_file(tokenizer_file));

@@ -141,6 +141,8 @@ class LaunchCommand : public Command {
 
   void run() override {
     check_command();
+    user_check(nodes_ > 1 || master_.empty(),
+               "--master is where several machines meet, but --nodes is 1; give --nodes, or leave --master out");
     if (nodes_ > 1 && master_.empty()) {
       throw UserError("--nodes is more than 1, but --master is missing",
                       "name an address of one machine that all reach: --master HOST:29500");

@@ -12,6 +12,7 @@
 #include "dovetail/cli/output.h"
 #include "dovetail/cli/plan_config.h"
 #include "dovetail/cli/plan_output.h"
+#include "dovetail/cli/set_keys.h"
 #include "dovetail/plan/budget.h"
 #include "dovetail/plan/fit.h"
 #include "dovetail/plan/joint.h"
@@ -68,6 +69,11 @@ class PlanCommand : public Command {
   void check() override {
     user_check(check_.empty() || (request_.out.empty() && without_.empty() && !request_.curve),
                "--check takes a plan as it is: --out, --without and --curve belong to planning");
+    user_check(request_.time_limit_s == 0 || (check_.empty() && !fits_),
+               "--time-limit is about the search for a plan, but {} searches for none; leave it out",
+               fits_ ? "--fits" : "--check");
+    check_set_once(request_.overrides, "memory.budget", !request_.budget.empty(), "--budget");
+    check_set_once(request_.overrides, "memory.solve_s", request_.time_limit_s > 0, "--time-limit");
     if (of_graph()) {
       user_check(request_.overrides.empty() && !fits_,
                  "--set and --fits belong to a training config, but {} is a graph", step_);

@@ -6,6 +6,7 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/cli/command.h"
 #include "dovetail/cli/output.h"
+#include "dovetail/cli/set_keys.h"
 #include "dovetail/data/prepare.h"
 #include "dovetail/data/tokenizer.h"
 #include "dovetail/train/config.h"
@@ -75,6 +76,7 @@ class PrepareCommand : public Command {
           config_.empty() ? "nothing to prepare: no paths and no --config" : "both paths and --config are given",
           "for example: " + example());
     }
+    check_overrides();
     if (!config_.empty()) {
       user_check(tokenizer_.empty() && vocab_size_ == 0,
                  "with --config the tokenizer is data.tokenizer of the config; use --set data.tokenizer.kind=...");
@@ -93,6 +95,28 @@ class PrepareCommand : public Command {
       tokenizer.path = tokenizer_;
     }
     return config;
+  }
+
+  void check_overrides() const {
+    std::vector<std::string_view> read = {"data.text",
+                                          "data.file_list",
+                                          "data.text_field",
+                                          "data.path",
+                                          "data.bad_row",
+                                          "data.max_bad_rows",
+                                          "data.deduplicate",
+                                          "data.tokenizer",
+                                          "data.max_document_bytes",
+                                          "data.validation_split",
+                                          "data.validation_fraction"};
+    if (!config_.empty() && out_.empty()) read.emplace_back("run.name");
+    check_set_keys(overrides_, read, "`dovetail prepare`");
+    check_set_once(overrides_, "data.path", !out_.empty(), "--out");
+    for (const char* source : {"data.text", "data.file_list"})
+      check_set_once(overrides_, source, !paths_.empty(), "paths");
+    check_set_once(overrides_, "data.tokenizer.vocab_size", vocab_size_ > 0, "--vocab-size");
+    for (const char* key : {"data.tokenizer.kind", "data.tokenizer.path"})
+      check_set_once(overrides_, key, !tokenizer_.empty(), "--tokenizer");
   }
 
   static nlohmann::ordered_json to_json(const PrepareResult& result) {

@@ -1,5 +1,6 @@
 #include <nlohmann/json.hpp>
 
+#include "dovetail/base/error.h"
 #include "dovetail/base/kept_memory.h"
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
@@ -29,9 +30,13 @@ class TrainCommand : public Command {
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 
-  void check() override { load_run_config(config_, overrides_); }
+  void check() override {
+    user_check(!dry_run_ || !fresh_, "--fresh does nothing with --dry-run, which removes no checkpoint; leave it out");
+    load_run_config(config_, overrides_);
+  }
 
   void run() override {
+    check();
     if (quiet_) set_log_level(LogLevel::kQuiet);
     keep_freed_memory();
     const RunConfig config = load_run_config(config_, overrides_);

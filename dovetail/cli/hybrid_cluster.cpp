@@ -134,6 +134,8 @@ std::vector<hybrid::SimFault> HybridCluster::faults() const {
   const auto all = nodes({.nodes = size()});
   for (const Fault& one : fault) {
     const auto at = static_cast<size_t>(one.node), device = static_cast<size_t>(one.device);
+    user_check(one.kind == "slow" || one.factor == Fault().factor,
+               "fault.factor = {} does nothing with fault.kind = \"{}\"; leave it out", one.factor, one.kind);
     user_check(at < all.size(), "fault.node: there are nodes 0 to {}, not {}", all.size() - 1, at);
     user_check(device < all[at].devices.size(), "fault.device: node {} has devices 0 to {}, not {}", at,
                all[at].devices.size() - 1, device);

@@ -1,6 +1,57 @@
 #include "dovetail/data/config.h"
 
+#include "dovetail/base/error.h"
+
 namespace dovetail {
+namespace {
+
+void check_sources(const DataConfig& data) {
+  const int given = int{!data.text.empty()} + int{!data.file_list.empty()} + int{!data.mixture.empty()};
+  if (given > 1) {
+    throw UserError("more than one of data.text, data.file_list and data.mixture is given", "keep the one to train on");
+  }
+  if (!data.mixture.empty() && !data.path.empty()) {
+    throw UserError("both data.path and data.mixture are given",
+                    "add data.path as a source: mixture = [{ path = ..., weight = ... }]");
+  }
+  double last = 0.0;
+  for (const PhaseConfig& phase : data.phase) {
+    user_check(phase.from > last && phase.from < 1.0,
+               "data.phase.from = {} is out of order: phases begin at rising fractions of the run between 0 and 1",
+               phase.from);
+    user_check(!phase.mixture.empty(), "data.phase.mixture is empty for the phase from {}", phase.from);
+    last = phase.from;
+  }
+}
+
+/// Keys of a tokenizer that is trained.
+void check_tokenizer(const TokenizerConfig& tokenizer) {
+  const TokenizerConfig none;
+  if (tokenizer.kind == "bytes" && !tokenizer.path.empty())
+    throw UserError(fmt::format("data.tokenizer.path is {} but data.tokenizer.kind is bytes", tokenizer.path),
+                    "set data.tokenizer.kind to bpe or sentencepiece, whichever the file is");
+  const std::string why = !tokenizer.path.empty()
+                              ? fmt::format("data.tokenizer.path = \"{}\", which is not trained", tokenizer.path)
+                              : fmt::format("data.tokenizer.kind = \"{}\"", tokenizer.kind);
+  const bool trains = tokenizer.kind != "bytes" && tokenizer.path.empty();
+  user_check(trains || tokenizer.vocab_size == none.vocab_size,
+             "data.tokenizer.vocab_size = {} does nothing with {}; leave it out", tokenizer.vocab_size, why);
+  user_check((trains && tokenizer.kind == "bpe") || tokenizer.split == none.split,
+             "data.tokenizer.split = \"{}\" does nothing with {}; leave it out", tokenizer.split, why);
+}
+
+}  // namespace
+
+void DataConfig::check() const {
+  const DataConfig none;
+  check_sources(*this);
+  check_tokenizer(tokenizer);
+  user_check(bad_row == "skip" || max_bad_rows == none.max_bad_rows,
+             "data.max_bad_rows counts skipped records, but data.bad_row is \"error\"; set it to \"skip\"");
+  user_check(validation_fraction > 0 || validation_split == none.validation_split,
+             "data.validation_split = \"{}\" does nothing with data.validation_fraction = 0; leave it out",
+             validation_split);
+}
 
 void SourceConfig::describe(Section& s) {
   s.value("path", path, "Folder made by `dovetail prepare`").required();

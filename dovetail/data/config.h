@@ -43,6 +43,9 @@ struct DataConfig {
   std::vector<SourceConfig> mixture;  ///< instead of path: several prepared folders
   std::vector<PhaseConfig> phase;     ///< later mixtures
   void describe(Section& s);
+
+  /// Throws UserError for keys that contradict one another or would have no effect.
+  void check() const;
 };
 
 }  // namespace dovetail

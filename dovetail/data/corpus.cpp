@@ -22,6 +22,18 @@ uint64_t hex_word(const std::string& sha256, size_t at) {
   return word;
 }
 
+/// Keys of files that hold records.
+void check_records(const DataConfig& config, const std::vector<InputFile>& inputs) {
+  const DataConfig none;
+  if (std::ranges::any_of(inputs, [](const InputFile& input) { return input.format != InputFormat::kText; })) return;
+  const auto unread = [&](const char* key, const std::string& value, const std::string& usual) {
+    user_check(value == usual, "data.{} = \"{}\" does nothing: none of the {} files is JSON or Parquet; leave it out",
+               key, value, inputs.size());
+  };
+  unread("text_field", config.text_field, none.text_field);
+  unread("bad_row", config.bad_row, none.bad_row);
+}
+
 }  // namespace
 
 double hashed_share(std::string_view key) {
@@ -43,10 +55,9 @@ void ProgressReport::add(int64_t documents, uint64_t bytes) {
 
 Corpus::Corpus(const DataConfig& config, bool lossless, ProgressReport& progress)
     : config_(config), lossless_(lossless), progress_(progress) {
-  user_check(config.bad_row == "skip" || config.max_bad_rows == DataConfig().max_bad_rows,
-             "data.max_bad_rows counts skipped records, but data.bad_row is \"error\"; set it to \"skip\"");
   auto [inputs, passed_over] = list_inputs(config);
   passed_over_ = std::move(passed_over);
+  check_records(config, inputs);
   // A text file is one document: too large means that it need not be read.
   const auto too_large = [&](const InputFile& input) {
     return input.format == InputFormat::kText && input.head.is_plain() &&

@@ -69,13 +69,7 @@ class Preparation {
         folder_(folder),
         progress_(progress),
         corpus_(config, config.tokenizer.kind != "sentencepiece", progress_) {
-    if (!config.tokenizer.path.empty()) {
-      if (config.tokenizer.kind == "bytes")
-        throw UserError(
-            fmt::format("data.tokenizer.path is {} but data.tokenizer.kind is bytes", config.tokenizer.path),
-            "set data.tokenizer.kind to bpe or sentencepiece, whichever the file is");
-      given_ = read_file(config.tokenizer.path);
-    }
+    if (!config.tokenizer.path.empty()) given_ = read_file(config.tokenizer.path);
     manifest_.settings = settings();
     for (const auto& source : corpus_.sources())
       manifest_.sources.push_back({source.input.relative, source.input.bytes, source.sha256});
@@ -346,6 +340,7 @@ class Preparation {
 
 PrepareResult prepare(const DataConfig& config, const fs::path& folder,
                       const std::function<void(const PrepareProgress&)>& progress) {
+  config.check();
   std::error_code error;
   fs::create_directories(folder, error);
   user_check(!error, "cannot make the folder {}: {}", folder.string(), error.message());

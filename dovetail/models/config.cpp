@@ -123,8 +123,9 @@ void check_values(const ModelConfig& c) {
 
 void check_rotary(const ModelConfig& c) {
   if (c.positions == "learned") {
-    const ModelConfig defaults;
-    user_check(c.rotary_fraction == defaults.rotary_fraction && c.rotary_theta == defaults.rotary_theta,
+    const ModelConfig defaults, preset = model_preset(c.preset).config;
+    const auto usual = [&](double ModelConfig::* key) { return c.*key == defaults.*key || c.*key == preset.*key; };
+    user_check(usual(&ModelConfig::rotary_fraction) && usual(&ModelConfig::rotary_theta),
                "model.rotary_fraction = {} and model.rotary_theta = {} do nothing with model.positions = \"learned\"; "
                "leave them "
                "out or use positions = \"rotary\"",

@@ -36,6 +36,23 @@ void check_readers(const RecommenderConfig& config) {
   only("task_weights", "mmoe", config.task_weights != none.task_weights);
 }
 
+bool reads_auxiliary(const RecommenderConfig& config) { return config.model != "dien" || config.auxiliary_weight > 0; }
+
+bool reads_dim(const RecommenderConfig& config, const RecommenderInputs& inputs) {
+  return !inputs.sequences.empty() || inputs.dims.empty() ||
+         std::ranges::any_of(inputs.dims, [&](int64_t dim) { return dim == config.dim; });
+}
+
+/// Keys that other keys of the same model leave without a reader.
+void check_effects(const RecommenderConfig& config, const RecommenderInputs& inputs) {
+  const RecommenderConfig none;
+  user_check(reads_auxiliary(config) || config.auxiliary == none.auxiliary,
+             "recommender.auxiliary does nothing with recommender.auxiliary_weight = 0; leave it out");
+  user_check(reads_dim(config, inputs) || config.dim == none.dim,
+             "recommender.dim = {} does nothing: each feature of rows.sparse has its own dim; leave it out",
+             config.dim);
+}
+
 void check_tasks(const RecommenderConfig& config, const RecommenderInputs& inputs) {
   user_check(inputs.tasks == 1 || config.model == "mmoe",
              "rows.label names {} tasks, but recommender.model = \"{}\" learns one; use \"mmoe\"", inputs.tasks,
@@ -123,8 +140,15 @@ int64_t embedded_width(const RecommenderConfig& config, const RecommenderInputs&
   return std::accumulate(inputs.dims.begin(), inputs.dims.begin() + features, int64_t{0});
 }
 
+void forget_unread_keys(RecommenderConfig& config, const RecommenderInputs& inputs) {
+  const RecommenderConfig none;
+  if (!reads_auxiliary(config)) config.auxiliary = none.auxiliary;
+  if (!reads_dim(config, inputs)) config.dim = none.dim;
+}
+
 void check(const RecommenderConfig& config, const RecommenderInputs& inputs) {
   check_readers(config);
+  check_effects(config, inputs);
   check_tasks(config, inputs);
   check_sequences(config, inputs);
   user_check(inputs.sparse > 0, "recommender.model = \"{}\" needs a sparse feature, but [rows] names none",

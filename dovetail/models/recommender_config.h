@@ -60,6 +60,9 @@ int64_t embedded_width(const RecommenderConfig& config, const RecommenderInputs&
 /// Elements of a row that holds the weights and biases of one micro-MLP.
 int64_t micro_parameters(const RecommenderConfig& config);
 
+/// Sets keys that no part of the model reads to their defaults: check refuses them.
+void forget_unread_keys(RecommenderConfig& config, const RecommenderInputs& inputs);
+
 /// Throws UserError naming recommender.<key>.
 void check(const RecommenderConfig& config, const RecommenderInputs& inputs);
 

@@ -160,8 +160,11 @@ bool has_experts(const Config& config, int64_t index) {
 
 Config resolve(const Config& config, int64_t width) {
   Config c = config;
-  forget_unread_scope(c);
   if (c.experts == 0) {
+    if (c.load_scope != Config().load_scope)
+      throw UserError(
+          fmt::format("model.moe.load_scope = \"{}\" does nothing with model.moe.experts = 0", c.load_scope),
+          "leave it out; version 0.1 wrote it into the config.toml of each run");
     user_check(c == Config{},
                "model.moe describes experts, but model.moe.experts = 0: a dense model; give their number");
     return c;
@@ -177,6 +180,10 @@ Config resolve(const Config& config, int64_t width) {
              "capacity_factor and eval_capacity_factor do nothing; leave them out or say what is dropped");
   user_check(c.drop != "none" || !c.pad_to_capacity,
              "model.moe.pad_to_capacity needs a capacity, but model.moe.drop = \"none\" has none; say what is dropped");
+  user_check(
+      c.drop != "probability" || (c.slot_order == defaults.slot_order && !c.batch_prioritized),
+      "model.moe.drop = \"probability\" drops by scores: slot_order and batch_prioritized do nothing; leave them "
+      "out");
   check_second_expert(c);
   user_check(c.num_groups > 1 || c.group_score == defaults.group_score,
              "model.moe.group_score does nothing with num_groups = 1; leave it out");

@@ -38,12 +38,12 @@ bool has_experts(const Config& config, int64_t index);
 /// Matrices (experts, width) of a router.
 int64_t router_matrices(const Config& config);
 
-/// Throws UserError naming model.moe.<key>; `width` is the model's feed-forward's, which 0 stands for. load_scope
-/// "auto" becomes "global_batch" where there is a load loss.
+/// Throws UserError naming model.moe.<key>, also for keys that would have no effect. `width` is the width of the
+/// model's feed-forward: 0 stands for it. load_scope "auto" becomes "global_batch" where there is a load loss.
 Config resolve(const Config& config, int64_t width);
 
 /// Version 0.1 wrote load_scope = "micro_batch", its default, also where no load loss reads it: it becomes "auto"
-/// there.
+/// there. For stored configs.
 void forget_unread_scope(Config& config);
 
 /// The key by which a token's experts depend on later tokens when a loss is measured, "router = \"expert_choice\"";

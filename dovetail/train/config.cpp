@@ -6,9 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <nlohmann/json.hpp>
-#include <span>
-#include <string_view>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
@@ -18,28 +15,10 @@
 #include "dovetail/train/planned_step.h"
 #include "dovetail/train/quantization.h"
 #include "dovetail/train/recommender_lookups.h"
+#include "dovetail/train/unread_keys.h"
 
 namespace dovetail {
 namespace {
-
-void check_data_source(const DataConfig& data) {
-  const int given = int{!data.text.empty()} + int{!data.file_list.empty()} + int{!data.mixture.empty()};
-  if (given > 1) {
-    throw UserError("more than one of data.text, data.file_list and data.mixture is given", "keep the one to train on");
-  }
-  if (!data.mixture.empty() && !data.path.empty()) {
-    throw UserError("both data.path and data.mixture are given",
-                    "add data.path as a source: mixture = [{ path = ..., weight = ... }]");
-  }
-  double last = 0.0;
-  for (const PhaseConfig& phase : data.phase) {
-    user_check(phase.from > last && phase.from < 1.0,
-               "data.phase.from = {} is out of order: phases begin at rising fractions of the run between 0 and 1",
-               phase.from);
-    user_check(!phase.mixture.empty(), "data.phase.mixture is empty for the phase from {}", phase.from);
-    last = phase.from;
-  }
-}
 
 /// "name: what it is", of those that come with Dovetail.
 std::vector<std::string> quantizing_recipes() {
@@ -48,43 +27,6 @@ std::vector<std::string> quantizing_recipes() {
     if (recipe.linear.quantizes()) lines.push_back(fmt::format("{}: {}", recipe.name, recipe.help));
   }
   return lines;
-}
-
-/// What only a GPT's run reads, and what only a recommender's does.
-constexpr std::string_view kOfGpt[] = {"/model/",
-                                       "/data/",
-                                       "/precision/",
-                                       "/parallel/",
-                                       "/train/checkpoint_activations",
-                                       "/train/init_noise",
-                                       "/eval/max_tokens",
-                                       "/log/quantization_every",
-                                       "/log/experts_every",
-                                       "/log/sample_"};
-constexpr std::string_view kOfRecommender[] = {
-    "/recommender/", "/rows/", "/embedding/", "/eval/max_rows", "/log/tables_every", "/checkpoint/full_every"};
-
-/// Throws UserError for a key that what is trained does not read.
-void check_sections(RunConfig config) {
-  RunConfig untouched;
-  untouched.model = model_preset(config.model.preset).config;
-  const auto flat = [](RunConfig& c) { return config_to_json([&](Section& s) { c.describe(s); }).flatten(); };
-  const bool recommends = config.recommends();
-  const std::span<const std::string_view> others =
-      recommends ? std::span<const std::string_view>(kOfGpt) : kOfRecommender;
-  const nlohmann::json none = flat(untouched), all = flat(config);
-  for (const auto& [pointer, value] : all.items()) {
-    const std::string_view key = pointer;
-    const bool foreign = std::ranges::any_of(others, [&](std::string_view prefix) { return key.starts_with(prefix); });
-    if (!foreign || (none.contains(pointer) && none[pointer] == value)) continue;
-    std::string dotted(key.substr(1));
-    std::ranges::replace(dotted, '/', '.');
-    throw UserError(
-        fmt::format("{} = {} does nothing: this run trains a {}", dotted, value.dump(),
-                    recommends ? fmt::format("recommender (recommender.model = \"{}\")", config.recommender.model)
-                               : "GPT ([model])"),
-        recommends ? "leave it out" : "leave it out, or say which recommender to train (recommender.model)");
-  }
 }
 
 /// What depends on the length of the run, and how far its days decide it.
@@ -97,22 +39,19 @@ void check_steps(const RunConfig& config) {
              "eval.every_steps does nothing with rows.day = \"{}\": the run is measured at the beginning of each day; "
              "leave it out",
              config.rows.day);
-  if (pass) return;
-  check_schedule(config.schedule, config.train.steps);
-  for (const int64_t step : config.log.trace_steps) {
-    user_check(step <= config.train.steps, "log.trace_steps names step {}, but the run ends at train.steps = {}", step,
-               config.train.steps);
-  }
+  if (!pass) check_length(config, config.train.steps);
 }
 
-void check_across_sections(const RunConfig& config) {
+}  // namespace
+
+void check_run_config(const RunConfig& config) {
   check_sections(config);
   if (config.recommends()) {
     config.rows.check();
     check(config.recommender, recommender_inputs(config));
     check_embedding(config);
   } else {
-    check_data_source(config.data);
+    config.data.check();
   }
   check_steps(config);
   check_precision(config.precision);
@@ -127,6 +66,7 @@ void check_across_sections(const RunConfig& config) {
   user_check(!config.log.sample_prompts.empty() || config.log.sample_tokens == LogSection().sample_tokens,
              "log.sample_tokens = {} does nothing without log.sample_prompts; leave it out", config.log.sample_tokens);
   check_balance(config);
+  check_effects(config);
   for (const double beta : config.optimizer.betas) {
     user_check(beta < 1.0, "optimizer.betas = [{}] must be below 1", fmt::join(config.optimizer.betas, ", "));
   }
@@ -136,7 +76,11 @@ void check_across_sections(const RunConfig& config) {
       config.run.name);
 }
 
-}  // namespace
+void check_length(const RunConfig& config, int64_t steps) {
+  check_schedule(config.schedule, steps);
+  for (const int64_t step : config.log.trace_steps)
+    user_check(step <= steps, "log.trace_steps names step {}, but the run ends at train.steps = {}", step, steps);
+}
 
 void check_schedule(const ScheduleSection& schedule, int64_t steps) {
   const ScheduleSection none;
@@ -145,6 +89,8 @@ void check_schedule(const ScheduleSection& schedule, int64_t steps) {
   };
   unread("decay_fraction", schedule.decay != "wsd" && schedule.decay_fraction != none.decay_fraction);
   unread("min_lr_ratio", schedule.decay == "constant" && schedule.min_lr_ratio != none.min_lr_ratio);
+  user_check(schedule.decay != "wsd" || schedule.decay_fraction > 0 || schedule.min_lr_ratio == none.min_lr_ratio,
+             "schedule.min_lr_ratio does nothing with schedule.decay_fraction = 0; leave it out");
   if (schedule.warmup_steps >= steps && schedule.warmup_steps > 0) {
     throw UserError(fmt::format("schedule.warmup_steps = {} is not shorter than the run, train.steps = {}",
                                 schedule.warmup_steps, steps),
@@ -390,17 +336,28 @@ void RunConfig::describe(Section& s) {
   s.section("balance", balance, "Uneven shares of a step for ranks of unequal speed");
 }
 
-RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& overrides) {
-  const std::string toml = read_file(path);
+namespace {
+
+RunConfig read_run_config(const std::string& toml, const std::string& name, const std::vector<std::string>& overrides) {
   // Once to learn the preset, which decides the defaults of the second reading.
   RunConfig first;
-  parse_config([&](Section& s) { first.describe(s); }, toml, path.string(), overrides);
+  parse_config([&](Section& s) { first.describe(s); }, toml, name, overrides);
   RunConfig config;
   config.model = model_preset(first.model.preset).config;
   config.model.preset = first.model.preset;
-  parse_config([&](Section& s) { config.describe(s); }, toml, path.string(), overrides);
-  check_across_sections(config);
+  parse_config([&](Section& s) { config.describe(s); }, toml, name, overrides);
+  check_run_config(config);
   return config;
+}
+
+}  // namespace
+
+RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& overrides) {
+  return read_run_config(read_file(path), path.string(), overrides);
+}
+
+RunConfig default_run_config(const std::vector<std::string>& overrides) {
+  return read_run_config("", "defaults", overrides);
 }
 
 }  // namespace dovetail

@@ -116,6 +116,7 @@ StoredRun read_stored_run(const std::filesystem::path& path) {
   user_check(state.is_object() && state.contains("config") && state.contains("tokenizer"),
              "{}: its manifest holds no config and tokenizer; it is not a checkpoint of a training run", name);
   config_from_json([&](Section& s) { stored.config.describe(s); }, state["config"], name);
+  moe::forget_unread_scope(stored.config.model.moe);
   return stored;
 }
 

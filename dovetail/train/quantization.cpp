@@ -78,6 +78,32 @@ void check_globs(const PrecisionSection& config, const std::vector<std::shared_p
   }
 }
 
+/// Checks high_precision_ends, which precision.recipe alone reads: an override names its layers.
+void check_ends(const PrecisionSection& config, const std::vector<mx::Recipe>& recipes) {
+  for (const mx::RecipeSection& section : config.recipes) {
+    if (section.high_precision_ends == 0) continue;
+    const std::string key =
+        fmt::format("high_precision_ends = {} of the recipe \"{}\"", section.high_precision_ends, section.name);
+    user_check(mx::find_recipe(recipes, section.name).linear.quantizes(),
+               "{} does nothing: the recipe quantizes nothing; leave it out", key);
+    const bool overrides =
+        std::ranges::any_of(config.overrides, [&](const auto& entry) { return entry.recipe == section.name; });
+    user_check(!overrides || config.recipe == section.name,
+               "{} does nothing in precision.override, which names its layers; leave it out", key);
+  }
+}
+
+/// The recipe of a Linear that begins with `recipe`, without the override `left_out`.
+mx::LinearRecipe overridden(mx::LinearRecipe recipe, const std::string& linear, const PrecisionSection& config,
+                            const std::vector<mx::Recipe>& recipes, const PrecisionOverride* left_out = nullptr) {
+  for (const PrecisionOverride& entry : config.overrides) {
+    if (&entry == left_out || !matches(entry, linear)) continue;
+    mx::LinearRecipe other = mx::find_recipe(recipes, entry.recipe).linear;
+    for (const mx::Operand operand : operands(entry)) recipe.of(operand) = other.of(operand);
+  }
+  return recipe;
+}
+
 UserError no_native(const std::string& obstacle) {
   return UserError(fmt::format("precision.gemm = \"native\": {}", obstacle), "use precision.gemm = \"emulated\"");
 }
@@ -122,6 +148,15 @@ void check_precision(const PrecisionSection& config) {
     operands(entry);
     mx::find_recipe(recipes, entry.recipe);
   }
+  check_ends(config, recipes);
+}
+
+bool quantizes(const PrecisionSection& config) {
+  const std::vector<mx::Recipe> recipes = all_recipes(config);
+  const auto does = [&](const std::string& name) {
+    return !names_dtype(name) && mx::find_recipe(recipes, name).linear.quantizes();
+  };
+  return does(config.recipe) || std::ranges::any_of(config.overrides, does, &PrecisionOverride::recipe);
 }
 
 Quantization::Quantization(GPT& model, const PrecisionSection& config, const std::string& name) {
@@ -136,15 +171,14 @@ Quantization::Quantization(GPT& model, const PrecisionSection& config, const std
     ends = found.high_precision_ends;
   }
   const mx::Gemm gemm = config.gemm == "native" ? mx::Gemm::kNative : mx::Gemm::kEmulated;
+  std::vector<bool> matter(config.overrides.size(), false);
   for (const auto& linear : linears) {
     const int64_t block = block_of(linear->options().name);
     const bool at_end = block < ends || block >= model.config().layers - ends;
-    mx::LinearRecipe recipe = at_end ? mx::LinearRecipe{} : base;
-    for (const PrecisionOverride& entry : config.overrides) {
-      if (!matches(entry, linear->options().name)) continue;
-      mx::LinearRecipe other = mx::find_recipe(recipes, entry.recipe).linear;
-      for (const mx::Operand operand : operands(entry)) recipe.of(operand) = other.of(operand);
-    }
+    const mx::LinearRecipe begins = at_end ? mx::LinearRecipe{} : base;
+    const mx::LinearRecipe recipe = overridden(begins, linear->options().name, config, recipes);
+    for (size_t i = 0; i < config.overrides.size(); ++i)
+      if (overridden(begins, linear->options().name, config, recipes, &config.overrides[i]) != recipe) matter[i] = true;
     const Linear::Options& options = linear->options();
     if (gemm == mx::Gemm::kNative && recipe.quantizes()) {
       const std::string obstacle = mx::native_obstacle(recipe, options.in, options.out);
@@ -158,6 +192,13 @@ Quantization::Quantization(GPT& model, const PrecisionSection& config, const std
     throw UserError(
         fmt::format("precision.override quantizes {}, but the run computes in fp64", layers_.front()->options().name),
         "use precision.recipe = \"bf16\" or \"fp32\"");
+  for (size_t i = 0; i < matter.size(); ++i) {
+    const PrecisionOverride& entry = config.overrides[i];
+    user_check(matter[i],
+               "precision.override of {} does nothing: without it the recipe \"{}\" or another override gives these "
+               "layers the same; leave it out",
+               fmt::join(entry.layers, ", "), name);
+  }
   if (base.quantizes() && layers_.empty()) throw nothing_quantized(name, ends, model.config().layers, linears.size());
   if (gemm == mx::Gemm::kNative && layers_.empty())
     throw UserError(fmt::format("precision.gemm = \"native\", but nothing is quantized under {}", name),

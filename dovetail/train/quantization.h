@@ -21,9 +21,12 @@ class GPT;
 class Group;
 class Linear;
 
-/// Throws UserError for what can be known to be wrong without a model: an unknown recipe, an override without layers, a
-/// recipe of the user's with a name that is taken.
+/// Throws UserError for mistakes that show without a model: an unknown recipe, an override without layers, a name of a
+/// recipe that is taken. So are high_precision_ends without effect.
 void check_precision(const PrecisionSection& config);
+
+/// True if the run's recipe or an override's quantizes something. Of a config that check_precision accepts.
+bool quantizes(const PrecisionSection& config);
 
 /// Of a run under precision.gemm = "native": throws UserError if `device` has no native products.
 void check_native(const mx::NativeDevice& device);
@@ -33,8 +36,8 @@ void check_native(const mx::NativeDevice& device);
 class Quantization {
  public:
   /// Gives each Linear of `model` its recipe. `name` is the run's recipe as resolved ("mxfp8", "bf16"). Throws
-  /// UserError for an override that matches no Linear, naming those there are, for one that quantizes under fp64, and
-  /// for native products of what they cannot be of, naming the first layer and tensor.
+  /// UserError for an override that matches no Linear, naming the Linears. So it does for an override that changes no
+  /// recipe or quantizes under fp64. Native products that cannot be are refused with the first layer and tensor.
   Quantization(GPT& model, const PrecisionSection& config, const std::string& name);
 
   /// Before a step's first forward pass. Stochastic rounding follows from `seed`, the layer's place and the order of

@@ -122,7 +122,7 @@ void RecommenderTraining::count_steps() {
              "trained on",
              state_.step, pass);
   if (asked == TrainSection::kPass) set_total_steps(pass);
-  check_schedule(config().schedule, total_steps());
+  check_length(config(), total_steps());
 }
 
 void RecommenderTraining::count_ids() {

@@ -13,6 +13,7 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/data/prepare.h"
+#include "dovetail/data/prepared_by.h"
 #include "dovetail/data/token_store.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/train/balance.h"
@@ -21,6 +22,7 @@
 #include "dovetail/train/progress.h"
 #include "dovetail/train/quantization.h"
 #include "dovetail/train/resolve_recommender.h"
+#include "dovetail/train/unread_keys.h"
 
 namespace dovetail {
 namespace {
@@ -73,10 +75,12 @@ std::vector<std::string> source_folders(const DataConfig& data) {
   return folders;
 }
 
-DataSummary summarize_stores(const DataConfig& data) {
+/// Keys about preparing text must say how the folders were made, unless there is text to make them anew.
+DataSummary summarize_stores(const RunConfig& config, bool has_text) {
   DataSummary summary;
-  for (const std::string& folder : source_folders(data)) {
+  for (const std::string& folder : source_folders(config.data)) {
     const TokenStore store(folder);
+    if (!has_text) check_prepared_by(config.data, folder);
     if (summary.sha256.empty()) {
       summary.tokenizer_kind = store.tokenizer().kind();
       summary.tokenizer_vocab = store.vocab_size();
@@ -85,6 +89,7 @@ DataSummary summarize_stores(const DataConfig& data) {
     }
     summary.sha256.push_back(store.sha256());
   }
+  if (summary.validation_tokens < 2) check_nothing_held_out(config.eval, "prepared data that hold no validation split");
   return summary;
 }
 
@@ -107,7 +112,7 @@ DataSummary resolve_data(RunConfig& config, Group& group, const TrainOptions& op
     if (std::find(unprepared.begin(), unprepared.end(), folder) == unprepared.end()) unprepared.push_back(folder);
   }
   if (options.dry_run) {
-    if (unprepared.empty()) return summarize_stores(data);
+    if (unprepared.empty()) return summarize_stores(config, has_text);
     if (group.rank() == 0 && !options.quiet)
       log_info("not prepared yet: {}; the vocabulary is taken to be data.tokenizer's", fmt::join(unprepared, ", "));
     return summarize_config(data);
@@ -117,7 +122,7 @@ DataSummary resolve_data(RunConfig& config, Group& group, const TrainOptions& op
                     "name text (--set 'data.text=[\"my.txt\"]'), or a folder made by `dovetail prepare` (data.path)");
   }
   if (has_text) on_rank_zero(group, "preparing the text", [&] { prepare_text(data, options.quiet); });
-  return summarize_stores(data);
+  return summarize_stores(config, has_text);
 }
 
 /// Counts of the whole batch are known in time only where a step has one micro-batch. A sequence's always are, so the

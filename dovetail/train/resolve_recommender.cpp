@@ -10,6 +10,7 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/models/recommender.h"
 #include "dovetail/train/recommender_lookups.h"
+#include "dovetail/train/table_optimizers.h"
 
 namespace dovetail {
 namespace {
@@ -85,6 +86,7 @@ void check_recommender(const ResolvedRun& run) {
                "rows.sparse \"{}\" has no num_rows; give one for its ids to be hashed into, or max_rows for a table "
                "without a fixed vocabulary",
                feature.feature_name());
+  check_overrides(run.config.embedding, RecommenderLookups(run.config).pack());
 }
 
 void resolve_recommender_size(ResolvedRun& run, Group& group) {

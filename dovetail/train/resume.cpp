@@ -11,6 +11,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/train/collective.h"
 #include "dovetail/train/load_model.h"
+#include "dovetail/train/unread_keys.h"
 
 namespace dovetail {
 namespace {
@@ -54,7 +55,7 @@ nlohmann::json in_words_of_now(const nlohmann::json& stored, const std::string& 
   RunConfig config;
   const auto describe = [&](Section& s) { config.describe(s); };
   config_from_json(describe, stored, name);
-  moe::forget_unread_scope(config.model.moe);
+  forget_unread_keys(config);
   return config_to_json(describe);
 }
 
@@ -78,7 +79,7 @@ bool decides_what_is_trained(std::string_view key) {
   return (key.starts_with("embedding.override.") && !is_a_number_of_an_override(key)) ||
          (key.starts_with("model.") && key != "model.preset" && key != "model.moe.load_scope" &&
           key != "model.moe.eval_capacity_factor") ||
-         key == "run.seed" || key == "train.batch" ||
+         key == "run.seed" || key == "train.batch" || key == "train.init_noise" ||
          starts_with_any(key,
                          {"precision.override.", "precision.recipes.", "embedding.optimizer", "embedding.pooling"}) ||
          (key.starts_with("recommender.") && key != "recommender.grain") || decides_which_rows(key);
@@ -162,8 +163,9 @@ std::vector<std::string> check_same_run(const nlohmann::json& state, const Resol
     const std::string text = fmt::format("{} was {}, is {}", d.key, d.stored.empty() ? "absent" : d.stored,
                                          d.now.empty() ? "absent" : d.now);
     const bool changes_data = mixes_the_data(d.key) || (!same_text && d.key.starts_with("data."));
-    // Before the first step (imported weights) nothing is settled but the model.
-    if (step == 0 ? starts_with_any(d.key, {"model.", "recommender."}) : decides_what_is_trained(d.key) || changes_data)
+    // Before the first step (imported weights) nothing is settled but the model and its weights.
+    if (step == 0 ? starts_with_any(d.key, {"model.", "recommender.", "train.init_noise"})
+                  : decides_what_is_trained(d.key) || changes_data)
       refused.push_back(text);
     if (step > 0 && finished && d.key.starts_with("rows.files"))
       refused.push_back(text);

@@ -87,6 +87,15 @@ embedding::OptimizerSpec spec_of(const EmbeddingSection& config, const Embedding
           .weight_decay = entry.weight_decay == kGeneral ? config.weight_decay : entry.weight_decay};
 }
 
+/// The last entry that names a table; null: none does.
+const EmbeddingOverride* entry_of(const EmbeddingSection& config, const embedding::TableSpec& table) {
+  const EmbeddingOverride* found = nullptr;
+  for (const EmbeddingOverride& entry : config.overrides)
+    if (std::ranges::any_of(entry.tables, [&](const std::string& glob) { return matches(glob, table); }))
+      found = &entry;
+  return found;
+}
+
 }  // namespace
 
 void check_table_optimizers(const EmbeddingSection& config) {
@@ -120,6 +129,36 @@ void set_optimizers(const EmbeddingSection& config, embedding::PackSpec& pack) {
       throw UserError(fmt::format("embedding.override.tables: \"{}\" is no table of this model", glob),
                       fmt::format("they are called {}", fmt::join(names, ", ")));
     }
+  }
+}
+
+void check_overrides(const EmbeddingSection& config, const embedding::PackSpec& pack) {
+  if (config.overrides.empty()) return;
+  std::vector<const EmbeddingOverride*> entries;
+  for (const embedding::TableSpec& table : pack.tables) entries.push_back(entry_of(config, table));
+  for (const EmbeddingOverride& entry : config.overrides)
+    user_check(std::ranges::find(entries, &entry) != entries.end(),
+               "embedding.override of {} does nothing: later entries name the same tables; leave it out",
+               fmt::join(entry.tables, ", "));
+  const EmbeddingSection none;
+  const auto unread = [&](const char* key, bool given, bool (*in_override)(const EmbeddingOverride&)) {
+    const bool read =
+        std::ranges::any_of(entries, [&](const auto* entry) { return entry == nullptr || !in_override(*entry); });
+    user_check(read || !given, "embedding.{} does nothing: embedding.override gives each table its own; leave it out",
+               key);
+  };
+  unread("optimizer", config.optimizer != none.optimizer, [](const auto& entry) { return !entry.optimizer.empty(); });
+  unread("lr", config.lr != none.lr, [](const auto& entry) { return entry.lr != 0; });
+  unread("weight_decay", config.weight_decay != none.weight_decay,
+         [](const auto& entry) { return entry.weight_decay != kGeneral; });
+  for (const Number& number : numbers()) {
+    const bool read = std::ranges::any_of(entries, [&](const auto* entry) {
+      return number.is_read_by(entry == nullptr ? config.optimizer : optimizer_of(config, *entry)) &&
+             (entry == nullptr || !number.in_override(*entry));
+    });
+    user_check(read || !number.in_section(config, none),
+               "embedding.{} does nothing: embedding.override gives each table that reads it its own; leave it out",
+               number.key);
   }
 }
 

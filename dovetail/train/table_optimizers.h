@@ -13,4 +13,7 @@ void check_table_optimizers(const EmbeddingSection& config);
 /// them. Throws UserError for a name or glob that is no table's, listing those there are.
 void set_optimizers(const EmbeddingSection& config, embedding::PackSpec& pack);
 
+/// Throws UserError for an override, and for a key of [embedding], that overrides leave without a table of `pack`.
+void check_overrides(const EmbeddingSection& config, const embedding::PackSpec& pack);
+
 }  // namespace dovetail

@@ -26,6 +26,7 @@
 #include "dovetail/train/resume.h"
 #include "dovetail/train/run_folder.h"
 #include "dovetail/train/training.h"
+#include "dovetail/train/unread_keys.h"
 #include "dovetail/train/validation.h"
 
 namespace dovetail {
@@ -136,6 +137,10 @@ void say_what_is_trained(const ResolvedRun& run, int ranks) {
   say_how_full_experts_are(run);
   warn_of_later_tokens(run.config.model);
   say_why_not_the_gpu(run, ranks);
+  if (const std::string unread = unread_ffn_width(run.config.model); !run.config.recommends() && !unread.empty())
+    log_warning("{}", unread);
+  if (const std::string keys = keys_of_several_ranks(run.config); ranks == 1 && !keys.empty())
+    log_warning("{}: about what ranks exchange, so without effect on one rank", keys);
   const double needed = static_cast<double>(most_memory(run)) * run.local_ranks;
   if (needed > static_cast<double>(run.available_bytes)) {
     log_warning(

@@ -146,7 +146,7 @@ TEST(LoadScope, ByDefaultFollowsFromTheMicroBatches) {
   EXPECT_EQ(scope(2, "global_batch", -1), "global_batch");
   EXPECT_EQ(scope(2, "micro_batch", 0.01), "micro_batch");
   EXPECT_EQ(scope(2, "auto", 0), "auto");
-  EXPECT_EQ(scope(2, "micro_batch", 0), "auto");  // version 0.1 wrote this without a load loss
+  EXPECT_THROW(scope(2, "micro_batch", 0), UserError);  // nothing reads it
 }
 
 TEST(LoadScope, ARunOfVersion01GoesOnAndSaysWhatIsOther) {
