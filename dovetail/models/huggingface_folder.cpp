@@ -50,10 +50,9 @@ void TensorFolder::read_index(const std::filesystem::path& path) {
   for (const auto& [name, file] : index["weight_map"].items()) {
     user_check(file.is_string() && std::filesystem::path(file.get<std::string>()).filename() == file.get<std::string>(),
                "{}: weight_map.{} = {} is not the name of a file in this folder", path.string(), name, file.dump());
-    file_of_[name] = {file.get<std::string>(), name};
     std::error_code unusable;  // set for a name that no file can have
-    const bool exists = std::filesystem::exists(folder_ / file_of_[name].file, unusable);
-    (exists ? shards : missing).insert(file_of_[name].file);
+    const bool exists = std::filesystem::exists(folder_ / file.get<std::string>(), unusable);
+    (exists ? shards : missing).insert(file.get<std::string>());
   }
   if (!missing.empty())
     throw UserError(
