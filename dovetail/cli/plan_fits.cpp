@@ -17,7 +17,7 @@
 namespace dovetail::cli {
 namespace {
 
-constexpr int64_t kMostSamples = 1 << 20;
+constexpr int64_t kMostSamples = int64_t{1} << 40;
 constexpr int64_t kFewestRecorded = 2;  // a step of one sample may have operations of its own
 constexpr int kRecordedSteps = 3;       // the first as it is, then two that must agree
 
