@@ -29,6 +29,7 @@ namespace {
 constexpr const char* kOneSize =
     "leave out a last batch that is smaller, or fill it up with rows whose loss is not counted; "
     "PlannedStep::Options::anew records and plans each new size again";
+constexpr int kRecordedSteps = 3;
 constexpr int kProfiledSteps = 4;  // the first warms up
 constexpr int64_t kMeasuredCopyBytes = int64_t{128} << 20;
 constexpr int kMeasuredCopies = 3;
@@ -96,14 +97,23 @@ struct PlannedStep::State {
     }
   }
 
+  plan::RecordingLimit limit() const {
+    if (!captured)
+      return {.bytes = [this](int64_t keep_all_bytes) { return plan::parse_budget(options.budget, keep_all_bytes); }};
+    const int64_t bytes = plan::parse_budget(options.budget, kept().peak_bytes);
+    return {.bytes = [bytes](int64_t) { return bytes; }, .previous = &*captured};
+  }
+
+  /// Records a step, the first one for its memory limit alone: gradients and moments come to exist in it.
   void record() {
+    const plan::LaterSteps how = steps == 1 ? plan::LaterSteps::kNone : later();
     plan::CapturedStep step = plan::record_step(
         [&] {
           work(inputs);
           return std::vector<at::Tensor>();
         },
-        tensors, later());
-    if (captured) plan::check_steady(*captured, step, later());
+        tensors, how, limit());
+    if (steps == kRecordedSteps) plan::check_steady(*captured, step, how);
     captured = std::move(step);
     graph = graph_allowing(options);
   }
@@ -112,7 +122,7 @@ struct PlannedStep::State {
     plan::StepGraph out = plan::graph_of(*captured);
     if (allowed.compress) plan::allow_same_codes(*captured, out);
     if (allowed.compress_mxfp8) plan::allow_loss(*captured, out);
-    if (allowed.folder.empty()) plan::add_host_updates(*captured, out);
+    if (allowed.offload && allowed.folder.empty()) plan::add_host_updates(*captured, out);
     return out;
   }
 
@@ -152,8 +162,9 @@ struct PlannedStep::State {
                                 fmt::format("raise the budget or lower the batch{}; `dovetail plan CONFIG --fits` "
                                             "searches for the largest that fits",
                                             what_would_lower(floor)));
-      graph.graph.bandwidth =
-          plan::measure_bandwidth(options.folder, std::min(kMeasuredCopyBytes, budget / 2), kMeasuredCopies);
+      if (options.offload)
+        graph.graph.bandwidth =
+            plan::measure_bandwidth(options.folder, std::min(kMeasuredCopyBytes, budget / 2), kMeasuredCopies);
       plan::measure_codecs(graph, std::min(kMeasuredPackingBytes, budget / 2), kMeasuredPackings);
       solve(kFirstPlan * options.solve_s);
       executor.emplace(*captured, graph, plan, plan::Executor::Options{.folder = options.folder, .copies_alone = true});
@@ -230,9 +241,8 @@ void PlannedStep::run(const Inputs& inputs, const Constants& constants) {
   State& s = *state_;
   s.take(inputs, constants);
   ++s.steps;
-  if (s.steps == 1) return s.work(s.inputs);
-  if (s.steps <= 3) return s.record();
-  if (s.steps < 3 + kProfiledSteps) return s.run_profiled();
+  if (s.steps <= kRecordedSteps) return s.record();
+  if (s.steps < kRecordedSteps + kProfiledSteps) return s.run_profiled();
   if (s.report) {
     plan::Executor::Run run = s.run_planned();
     if (s.runs.size() < kMeasuredSteps) s.runs.push_back(std::move(run));

@@ -40,12 +40,15 @@ struct MemoryPlanReport {
 
 nlohmann::ordered_json to_json(const MemoryPlanReport& report);
 
-/// Training steps within a memory budget, by a plan that is made on the way. All steps are steps of the same training:
-/// the first as it is (gradients and moments come to exist), two that are recorded, four that run by a first plan, made
-/// from what operations took while they were recorded and with nothing beside its copies, which tell how long they take
-/// by themselves, and from the eighth on by the plan. From the fourth on they are within the budget. The first three
-/// take the memory that a step takes without a plan; with a folder it lies in a file there, and a machine that has not
-/// as much runs them slowly. Where ranks' shares move (Options::anew) so it is again from the next step on.
+/// Training steps within a memory budget, by a plan that is made on the way. All steps are steps of the same training.
+///
+/// 1. Three steps are recorded, the first of which makes gradients and moments. They stay within the budget by
+///    recomputing (plan/online_recompute.h), which is slower than a plan.
+/// 2. Four steps run by a first plan, with nothing beside its copies, and tell how long each operation takes.
+/// 3. All further steps run by the plan that is made from these times.
+///
+/// With a folder the memory of the first steps lies in a file there. Where ranks' shares move (Options::anew), these
+/// steps come again.
 class PlannedStep {
  public:
   static constexpr int kCurveBudgets = 8;
