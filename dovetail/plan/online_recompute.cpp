@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/kept_memory.h"
 #include "dovetail/plan/index_list.h"
 #include "dovetail/plan/operation_call.h"
 
@@ -59,9 +60,11 @@ void OnlineRecompute::before(const CapturedOperation& operation) {
   const size_t index = runs_.size();
   const bool known = limit_.previous != nullptr && index < limit_.previous->operations.size() &&
                      limit_.previous->operations[index].name == operation.name;
-  make_room(known ? peak_of(limit_.previous->operations[index].memory) : most_[operation.name]);
-  if (operation.random) random_ = at::detail::getDefaultCPUGenerator().get_state();
+  const int64_t need = known ? peak_of(limit_.previous->operations[index].memory) : most_[operation.name];
   kept_before_ = held_bytes(/*everything_kept=*/true);
+  keep_all_bytes_ = std::max(keep_all_bytes_, kept_before_ + need);
+  make_room(need);
+  if (operation.random) random_ = at::detail::getDefaultCPUGenerator().get_state();
 }
 
 void OnlineRecompute::after(bool gives_memory) {
@@ -214,6 +217,7 @@ void OnlineRecompute::make_room(int64_t bytes) {
   int64_t held = held_bytes(/*everything_kept=*/false);
   if (again_ > kMostAgain * static_cast<int64_t>(runs_.size())) allowance_ = std::max(allowance_, held + bytes);
   const int64_t limit = std::max(allowance_, limit_.bytes(std::max({keep_all_bytes_, found_bytes_, kLeastFreed})));
+  if (held + bytes <= limit) return;
   while (held + bytes > limit) {
     Entry* cheapest = nullptr;
     double least = std::numeric_limits<double>::max();
@@ -228,7 +232,7 @@ void OnlineRecompute::make_room(int64_t bytes) {
         cheapest = &entry;
       }
     }
-    if (cheapest == nullptr) return;
+    if (cheapest == nullptr) break;
     cheapest->missing_s = cost(*cheapest) - cheapest->seconds;
     held -= cheapest->bytes;
     if (cheapest->is_held()) {
@@ -237,6 +241,7 @@ void OnlineRecompute::make_room(int64_t bytes) {
     }
     cheapest->own.reset();
   }
+  give_back_freed_memory();
 }
 
 /// Storages that cannot be made again once `storage` has changed, as operations that make them have read it.

@@ -11,6 +11,8 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/base/kept_memory.h"
+#include "dovetail/base/machine.h"
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/plan/budget.h"
 #include "dovetail/plan/executor.h"
@@ -37,6 +39,8 @@ constexpr int64_t kMeasuredPackingBytes = int64_t{16} << 20;
 constexpr int kMeasuredPackings = 3;
 constexpr double kFirstPlan = 0.25;   // of the time for solving
 constexpr double kShareOfCurve = 30;  // of that time one budget of the curve gets 1 / 30
+
+int64_t grown_bytes(uint64_t now, uint64_t before) { return now > before ? static_cast<int64_t>(now - before) : 0; }
 
 }  // namespace
 
@@ -99,8 +103,10 @@ struct PlannedStep::State {
 
   plan::RecordingLimit limit() const {
     if (!captured)
-      return {.bytes = [this](int64_t keep_all_bytes) { return plan::parse_budget(options.budget, keep_all_bytes); }};
-    const int64_t bytes = plan::parse_budget(options.budget, kept().peak_bytes);
+      return {.bytes = [this](int64_t keep_all_bytes) {
+        return within_kept(plan::parse_budget(options.budget, keep_all_bytes));
+      }};
+    const int64_t bytes = within_kept(plan::parse_budget(options.budget, kept().peak_bytes));
     return {.bytes = [bytes](int64_t) { return bytes; }, .previous = &*captured};
   }
 
@@ -123,6 +129,7 @@ struct PlannedStep::State {
     if (allowed.compress) plan::allow_same_codes(*captured, out);
     if (allowed.compress_mxfp8) plan::allow_loss(*captured, out);
     if (allowed.offload && allowed.folder.empty()) plan::add_host_updates(*captured, out);
+    out.graph.host_bytes = allowed.host_bytes;
     return out;
   }
 
@@ -147,10 +154,12 @@ struct PlannedStep::State {
       if (options.*allowed) continue;
       Options more = options;
       more.*allowed = true;
+      if (more.folder.empty()) more.folder = "FOLDER";
       if (plan::floor_of(graph_allowing(more).graph, solve_options(more)).bytes >= floor.bytes) continue;
-      out += fmt::format("{}\"{}\"", out.empty() ? "; " : " or ", name);
+      out += out.empty() ? "; " : " or ";
+      out += allowed == &Options::offload ? "memory.folder" : fmt::format("memory.allow = [\"{}\"]", name);
     }
-    return out.empty() ? out : out + " in memory.allow would lower the floor";
+    return out.empty() ? out : out + " would lower the floor";
   }
 
   void run_profiled() {
@@ -202,6 +211,10 @@ struct PlannedStep::State {
     executor.emplace(*captured, graph, plan, plan::Executor::Options{.folder = options.folder});
     options.paged.reset();
     made.step_bytes = executor->arena_bytes() + graph.graph.base_bytes;
+    if (options.idle_bytes > 0) {
+      const int64_t beside = grown_bytes(resident_bytes(), options.idle_bytes) - executor->resident_bytes();
+      made.process_bytes = executor->arena_bytes() + std::max<int64_t>(beside, 0);
+    }
     DOVETAIL_CHECK(made.step_bytes <= made.budget_bytes, "a plan takes {} bytes of a budget of {}", made.step_bytes,
                    made.budget_bytes);
     report = made;
@@ -222,6 +235,7 @@ nlohmann::ordered_json to_json(const MemoryPlanReport& report) {
           {"predicted_s", report.predicted_s},
           {"keep_all_s", report.keep_all_s},
           {"solve_s", report.solve_s},
+          {"process_bytes", report.process_bytes},
           {"to_slow_bytes_per_s", report.bandwidth.to_host},
           {"to_fast_bytes_per_s", report.bandwidth.to_device},
           {"slowdown", report.bandwidth.slowdown}};
@@ -280,13 +294,16 @@ bool PlannedStep::is_measured() const { return state_->runs.size() == kMeasuredS
 PlannedStepView PlannedStep::view() const {
   const State& s = *state_;
   DOVETAIL_CHECK(s.report, "there is no plan yet");
-  return {.graph = s.graph.graph,
-          .plan = s.plan,
-          .timeline = s.executor->predicted(),
-          .places_bytes = s.report->step_bytes,
-          .used_bytes = measured_bytes(),
-          .runs = s.runs,
-          .curve = s.curve};
+  return {
+      .graph = s.graph.graph,
+      .plan = s.plan,
+      .timeline = s.executor->predicted(),
+      .places_bytes = s.report->step_bytes,
+      .used_bytes = measured_bytes(),
+      .process_predicted_bytes = s.report->process_bytes,
+      .process_bytes = s.options.idle_bytes > 0 ? grown_bytes(peak_resident_bytes(), s.options.idle_bytes) : int64_t{0},
+      .runs = s.runs,
+      .curve = s.curve};
 }
 
 plan::SolveOptions PlannedStep::solve_options(const Options& options) {
@@ -296,13 +313,6 @@ plan::SolveOptions PlannedStep::solve_options(const Options& options) {
           .algorithms = options.algorithms,
           .least_bytes = plan::kPagedBytes,
           .time_limit_s = options.solve_s};
-}
-
-std::vector<std::string> PlannedStep::technique_names() {
-  std::vector<std::string> names;
-  names.reserve(kTechniques.size());
-  for (const auto& [name, allowed] : kTechniques) names.emplace_back(name);
-  return names;
 }
 
 std::string PlannedStep::what_would_lower_the_floor() const {

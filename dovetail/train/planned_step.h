@@ -36,6 +36,7 @@ struct MemoryPlanReport {
   double predicted_s = 0, keep_all_s = 0;  ///< of a step: by the plan, and of all its operations once
   double solve_s = 0;
   plan::Bandwidth bandwidth;
+  int64_t process_bytes = 0;  ///< predicted growth of the process above Options::idle_bytes; 0: not known
 };
 
 nlohmann::ordered_json to_json(const MemoryPlanReport& report);
@@ -54,8 +55,10 @@ class PlannedStep {
   static constexpr int kCurveBudgets = 8;
   static constexpr int kMeasuredSteps = 5;  ///< of those by the plan, the first ones
   struct Options {
-    std::string budget;            ///< plan::parse_budget
-    std::filesystem::path folder;  ///< where tensors are offloaded to; empty: memory beyond the budget
+    std::string budget;                      ///< plan::parse_budget
+    std::filesystem::path folder;            ///< where tensors are offloaded to; empty: memory beyond the budget
+    std::optional<int64_t> host_bytes = {};  ///< limit of what is offloaded
+    uint64_t idle_bytes = 0;                 ///< resident memory of the process before it made the model; 0: not known
     /// kTechniques. `compress_mxfp8` changes the results, the others do not (plan/packable.h).
     bool offload = true, recompute = true, compress = true, compress_mxfp8 = false, algorithms = true;
     std::filesystem::path plans = {};   ///< of plans that were made before (plan/plan_cache.h); empty: none
@@ -78,7 +81,6 @@ class PlannedStep {
        {"compress", &Options::compress},
        {"compress_mxfp8", &Options::compress_mxfp8},
        {"algorithms", &Options::algorithms}}};
-  static std::vector<std::string> technique_names();
   static plan::SolveOptions solve_options(const Options& options);
   using Inputs = std::vector<std::pair<std::string, at::Tensor>>;
   /// Numbers beside the shapes of its inputs that a recorded step has made its passes by, with their names.
