@@ -50,13 +50,14 @@ void OnlineRecompute::before(const CapturedOperation& operation) {
     ++entries_[s].locks;
     entries_[s].used = now_;
   }
-  std::vector<int> wanted = current_;
+  std::vector<int> wanted = current_, lost;
   for (const int written : operation.writes)
-    for (const int s : lost_by_writing(written))
+    for (const int s : lost_by_writing(written)) {
+      lost.push_back(s);
       if (entries_[s].is_held()) add_once(wanted, s);
+    }
   fetch(wanted);
-  for (const int s : wanted)
-    if (!contains(current_, s)) entries_[s].fixed = entries_[s].lost = true;
+  for (const int s : lost) entries_[s].fixed = entries_[s].lost = true;
   const size_t index = runs_.size();
   const bool known = limit_.previous != nullptr && index < limit_.previous->operations.size() &&
                      limit_.previous->operations[index].name == operation.name;
