@@ -181,12 +181,13 @@ void JointProgram::add_gaps() {
     for (size_t a = 0; a < choice_[n].size(); ++a) {
       if (choice_[n][a] < 0) continue;
       for (const int t : graph_.nodes[n].algorithms[a].on_host)
-        for (const int g : scheduler_.gaps_on_host(n, t))
+        for (const int g : scheduler_.gaps_on_host(n, t)) {
           if (left_out_[g]) continue;
-      if (columns_[g].host < 0)
-        at_most({{choice_[n][a], 1}}, 0);
-      else
-        at_least({{columns_[g].host, 1}, {choice_[n][a], -1}}, 0);
+          if (columns_[g].host < 0)
+            at_most({{choice_[n][a], 1}}, 0);
+          else
+            at_least({{columns_[g].host, 1}, {choice_[n][a], -1}}, 0);
+        }
     }
 }
 
