@@ -104,8 +104,11 @@ int run(int argc, char** argv) {
   TrainStep step(model, optimizer, world_from_environment(), {.micro_batch = options.batch, .clip = 1.0});
 
   if (!options.budget.empty())
-    step.plan_memory(
-        {.budget = options.budget, .folder = options.folder, .solve_s = options.solve_s, .paged = std::move(paged)});
+    step.plan_memory({.budget = options.budget,
+                      .folder = options.folder,
+                      .offload = !options.folder.empty(),
+                      .solve_s = options.solve_s,
+                      .paged = std::move(paged)});
 
   // torch.randint under the same seed in bench/peer_gpt.py gives the same tokens.
   auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
@@ -135,7 +138,8 @@ int run(int argc, char** argv) {
       reply({{"file", (folder / "graph.json").string()}});
     } else if (command == "memory") {
       nlohmann::json memory = {{"bytes", peak_resident_bytes() - baseline}};
-      if (step.memory_plan() != nullptr) memory["step_bytes"] = step.memory_plan()->measured_bytes();
+      if (step.memory_plan() != nullptr && step.memory_plan()->report())
+        memory["step_bytes"] = step.memory_plan()->measured_bytes();
       reply(memory);
     } else if (command == "rate") {  // after "memory": its operands count
       const auto type = options.dtype == "bf16" ? GemmType::kBFloat16 : GemmType::kFloat32;

@@ -6,6 +6,8 @@ namespace dovetail {
 
 /// Maximum bytes that a process holds for tensors whose peak is `bytes`, with the freed blocks that are kept.
 constexpr int64_t with_kept(int64_t bytes) { return bytes + bytes / 16; }
+/// Peak of tensors for which a process holds no more than `bytes`.
+constexpr int64_t within_kept(int64_t bytes) { return bytes - bytes / 17 - 1; }
 
 /// Keeps memory that tensors on the CPU free, for the next tensor of about the same size. A training step takes and
 /// frees the same sizes in each iteration, and each page from the system costs a fault. The process holds at most

@@ -100,6 +100,7 @@ class PlanCommand : public Command {
 
   void of_recorded() {
     plan::Graph graph = plan::read_graph(step_);
+    user_check(!graph.nodes.empty(), "{} has no nodes: there is nothing to plan", step_);
     plan::Graph unlimited = graph;
     unlimited.budget_bytes = std::numeric_limits<int64_t>::max();
     unlimited.host_bytes.reset();

@@ -41,10 +41,10 @@ RunConfig load(const PlanRequest& request) {
   return config;
 }
 
-/// What is measured beside the plan: process is all memory beyond what it had before the model was made.
+/// Steps without a plan. The process' bytes are its growth since before the model was made.
 struct Measured {
   double eager_s = 0;
-  uint64_t eager_process_bytes = 0, process_bytes = 0;
+  uint64_t eager_process_bytes = 0;
 };
 
 class ConfigPlan {
@@ -72,13 +72,14 @@ class ConfigPlan {
     std::vector<double> seconds(kEagerSteps);
     for (double& step_s : seconds) step_s = trial_->run();
     measured_ = {.eager_s = median(std::move(seconds)), .eager_process_bytes = peak_bytes()};
+    give_back_freed_memory();
+    reset_peak_resident();
+    options_.idle_bytes = before_bytes;
     trial_->plan_memory(options_);
     for (int i = 0; i < kUnplannedSteps; ++i) trial_->run();
     check_floor();
     while (!plan().report()) trial_->run();
-    reset_peak_resident();
     for (int i = 0; i < kPlannedSteps; ++i) trial_->run();
-    measured_.process_bytes = peak_bytes();
   }
 
   void write() const {
@@ -96,8 +97,7 @@ class ConfigPlan {
     const plan::Graph& graph = plan().graph();
     Json record = memory_record(plan().view());
     record["step"]["eager_s"] = measured_.eager_s;
-    record["peak"]["eager_process_bytes"] = measured_.eager_process_bytes;
-    record["peak"]["process_bytes"] = measured_.process_bytes;
+    record["process"]["eager_bytes"] = measured_.eager_process_bytes;
     for (const char* drawn : {"memory", "streams"}) record.erase(drawn);
     if (!request_.curve) record.erase("curve");
     Json out = {{"operations", graph.nodes.size()},
@@ -118,8 +118,9 @@ class ConfigPlan {
         "captured {} operations, {} storages; eager peak {} MiB; floor {} MiB; budget {} MiB\nsolved in {:.1f} s\n\n",
         graph.nodes.size(), graph.tensors.size(), mib(made.keep_all_bytes), mib(made.floor_bytes),
         mib(made.budget_bytes), made.solve_s);
+    text += times_and_peaks(outcome) + "\n";
     text += request_.layers ? layer_table(outcome, graph) + "\n" : "";
-    text += decision_table(outcome, graph) + "\n" + times_and_peaks(outcome);
+    text += decision_table(outcome, graph);
     if (request_.curve)
       text += "\n" + curve_table({plan().view().curve.begin(), plan().view().curve.end()}, made.keep_all_bytes,
                                  outcome.once_s);
@@ -150,10 +151,11 @@ class ConfigPlan {
     const auto bytes = [](auto count) { return mib(static_cast<int64_t>(count)) + " MiB"; };
     return format_table(
         {{"", "eager", "predicted", "measured"},
+         {"process", bytes(measured_.eager_process_bytes), bytes(view.process_predicted_bytes),
+          bytes(view.process_bytes)},
          {"step", plan::format_seconds(measured_.eager_s), of_eager(outcome.expected_s()), of_eager(measured_s)},
          {"held at the peak", bytes(plan().report()->keep_all_bytes), bytes(view.timeline.peak_bytes), bytes(held)},
-         {"all places", "", bytes(view.places_bytes), bytes(view.used_bytes)},
-         {"process", bytes(measured_.eager_process_bytes), "", bytes(measured_.process_bytes)}},
+         {"all places", "", bytes(view.places_bytes), bytes(view.used_bytes)}},
         Heading::kFirstRow);
   }
 

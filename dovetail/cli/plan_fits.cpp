@@ -17,7 +17,7 @@
 namespace dovetail::cli {
 namespace {
 
-constexpr int64_t kMostSamples = 1 << 20;
+constexpr int64_t kMostSamples = int64_t{1} << 40;
 constexpr int64_t kFewestRecorded = 2;  // a step of one sample may have operations of its own
 constexpr int kRecordedSteps = 3;       // the first as it is, then two that must agree
 
@@ -27,9 +27,7 @@ struct Need {
   int64_t beside_bytes = 0;                   ///< beside the step: a checkpoint that is being written
   int64_t floor_bytes = 0, budget_bytes = 0;  ///< with a budget
 
-  bool within_budget = false;  ///< what the first steps take beyond the budget lies on a disk
-
-  int64_t total() const { return (within_budget ? budget_bytes : kept_bytes) + beside_bytes; }
+  int64_t total() const { return (budget_bytes > 0 ? budget_bytes : kept_bytes) + beside_bytes; }
   bool fits(int64_t available_bytes) const { return total() <= available_bytes && floor_bytes <= budget_bytes; }
 };
 
@@ -60,7 +58,6 @@ class Needs {
     if (budget_.empty()) return need;
     need.budget_bytes = plan::parse_budget(budget_, need.kept_bytes);
     need.floor_bytes = plan::floor_of(graph, options_).bytes;
-    need.within_budget = !run_.config.memory.folder.empty();
     return need;
   }
 
@@ -117,9 +114,8 @@ std::string in_words(const Need& need, const Needs& needs, int64_t largest) {
     text += fmt::format(", and {} beside it while a checkpoint is written", plan::binary_size(need.beside_bytes));
   text += fmt::format("; {} is available\n", plan::binary_size(available));
   if (need.budget_bytes > 0)
-    text += fmt::format("the budget is {}, the floor {}; the first steps, before there is a plan, {}\n",
-                        plan::binary_size(need.budget_bytes), plan::binary_size(need.floor_bytes),
-                        need.within_budget ? "page to memory.folder what they take beyond" : "keep everything");
+    text += fmt::format("the budget is {}, the floor {}\n", plan::binary_size(need.budget_bytes),
+                        plan::binary_size(need.floor_bytes));
   if (!needs.why_estimated().empty()) text += fmt::format("estimated: {}\n", needs.why_estimated());
   return text + (largest > 0 ? fmt::format("the largest {} that fits is {}\n", needs.key().name(), largest)
                              : fmt::format("no {} fits\n", needs.key().name()));

@@ -103,9 +103,19 @@ bool gives_numbers(const c10::OperatorHandle& op, std::string_view name) {
   });
 }
 
+/// True for operators that give views of their operands alone, and so do not read them.
+bool gives_views(const c10::OperatorHandle& op) {
+  const auto& returns = op.schema().returns();
+  return !returns.empty() && std::all_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
+    return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  });
+}
+
 class Recorder : public OperationHandler {
  public:
-  Recorder(const StepTensors& tensors, LaterSteps later) : later_(later), log_(std::make_shared<AllocationLog>()) {
+  Recorder(const StepTensors& tensors, LaterSteps later, std::optional<RecordingLimit> limit)
+      : later_(later), log_(std::make_shared<AllocationLog>()) {
+    if (limit) within_.emplace(step_, std::move(*limit));
     declare(tensors.inputs, TensorKind::kInput);
     declare(tensors.parameters, TensorKind::kParam);
     declare(tensors.state, TensorKind::kState);
@@ -140,7 +150,11 @@ class Recorder : public OperationHandler {
         return use;
       }));
     }
-    check_untouched(found, name + in(layer));
+    const bool view = gives_views(op);  // its operand's bytes do not matter
+    if (!view) {
+      if (within_) within_->before(made);
+      check_untouched(found, name + in(layer));
+    }
     log_->begin();
     const double start_s = now_seconds();
     op.redispatchBoxed(keys, stack);
@@ -152,13 +166,17 @@ class Recorder : public OperationHandler {
         if (!tensor.defined() || known(tensor)) return TensorUse{};
         check_kind_of_tensor(tensor, name, layer);
         const std::string number = made.makes.empty() ? "" : fmt::format(".{}", made.makes.size());
-        made.makes.push_back(add_storage(tensor, fmt::format("{}:{}{}", name, step_.operations.size(), number)));
+        made.makes.push_back(
+            add_storage(tensor, fmt::format("{}:{}{}", name, step_.operations.size(), number), /*made=*/true));
         made.makes_allocation.push_back(log_->allocation_at(tensor.storage().data()));
         outputs.push_back(tensor);
         return TensorUse{};
       });
     made.memory = log_->end();
-    find_writes(found, made);
+    if (view)
+      DOVETAIL_CHECK(made.makes.empty(), "{}{} gives a tensor of its own, other than its schema says", name, in(layer));
+    else
+      find_writes(found, made);
     for (size_t i = 0; i < outputs.size(); ++i)
       bytes_.unchanged(made.makes[i], *outputs[i].storage().unsafeGetStorageImpl());
     for (const int storage : made.writes) {
@@ -177,10 +195,14 @@ class Recorder : public OperationHandler {
     const bool only_views =
         made.writes.empty() && made.makes.empty() && !made.random && !ours && !numbers && results > 0;
     step_.calls.push_back({op, only_views ? -1 : static_cast<int>(step_.operations.size())});
-    if (!only_views) step_.operations.push_back(std::move(made));
+    if (only_views) return;
+    step_.operations.push_back(std::move(made));
+    if (within_) within_->after(is_one_of(name, kGivesMemory));
   }
 
   CapturedStep finish(const std::vector<at::Tensor>& results) {
+    if (later_ == LaterSteps::kCalled) drop_gradients(step_, storages_);
+    if (within_) within_->restore();
     for (const at::Tensor& tensor : results) step_.results.push_back(used(tensor, "the result of the step", ""));
     for (const TensorUse& use : step_.results)
       if (!step_.storages[use.storage].external.defined()) step_.storages[use.storage].kind = TensorKind::kOutput;
@@ -195,6 +217,7 @@ class Recorder : public OperationHandler {
   static std::string in(const std::string& layer) { return layer.empty() ? "" : " in " + layer; }
 
   void check_can_run_again(const std::string& name, const std::string& layer, bool numbers) const {
+    if (later_ == LaterSteps::kNone) return;
     if (numbers && later_ == LaterSteps::kReplayed)
       throw UserError(fmt::format("plan: {}{} reads a tensor's values to decide how the step goes on, which a replayed "
                                   "step cannot",
@@ -229,9 +252,8 @@ class Recorder : public OperationHandler {
     }
   }
 
-  /// The caller may still read after the step what it holds then. Gradients that the step makes end with it.
+  /// The caller may still read after the step what it holds then.
   void keep_what_is_held() {
-    drop_gradients(step_, storages_);
     for (const auto& [index, storage] : storages_.held())
       if (!step_.storages[index].external.defined() && storage.use_count() > 0)
         step_.storages[index].kind = TensorKind::kOutput;
@@ -242,7 +264,7 @@ class Recorder : public OperationHandler {
       user_check(tensor.defined() && tensor.is_cpu() && tensor.has_storage(), "plan: {} is not a dense CPU tensor",
                  name);
       if (known(tensor)) continue;  // tied parameters
-      const int index = add_storage(tensor, name);
+      const int index = add_storage(tensor, name, /*made=*/false);
       step_.storages[index].kind = kind;
       step_.storages[index].external = tensor.detach();
       step_.storages[index].declared = true;
@@ -258,10 +280,11 @@ class Recorder : public OperationHandler {
 
   bool known(const at::Tensor& tensor) const { return storages_.find(tensor) >= 0; }
 
-  int add_storage(const at::Tensor& tensor, std::string name) {
+  int add_storage(const at::Tensor& tensor, std::string name, bool made) {
     const int index = static_cast<int>(step_.storages.size());
     storages_.add(tensor, index);
     step_.storages.push_back({.name = std::move(name), .bytes = static_cast<int64_t>(tensor.storage().nbytes())});
+    if (within_) within_->add(tensor, made);
     return index;
   }
 
@@ -272,7 +295,7 @@ class Recorder : public OperationHandler {
                in(layer));
     int index = storages_.find(tensor);
     if (index < 0) {
-      index = add_storage(tensor, fmt::format("constant:{}", step_.storages.size()));
+      index = add_storage(tensor, fmt::format("constant:{}", step_.storages.size()), /*made=*/false);
       step_.storages[index].kind = TensorKind::kInput;
       step_.storages[index].external = tensor.detach();
     }
@@ -305,6 +328,7 @@ class Recorder : public OperationHandler {
   CapturedStep step_;
   TrackedStorages storages_;
   Fingerprints bytes_;
+  std::optional<OnlineRecompute> within_;
   std::map<int, c10::Storage> declared_;
   std::map<uint64_t, std::string> layer_of_sequence_;
   std::unordered_set<int> unwritten_;  // storages
@@ -326,12 +350,12 @@ class ErrorsAlone {
 }  // namespace
 
 CapturedStep record_step(const std::function<std::vector<at::Tensor>()>& step, const StepTensors& tensors,
-                         LaterSteps later) {
+                         LaterSteps later, std::optional<RecordingLimit> limit) {
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   const ErrorsAlone log;
   const Interception interception;
-  Recorder recorder(tensors, later);
+  Recorder recorder(tensors, later, std::move(limit));
   const c10::DebugInfoGuard report(c10::DebugInfoKind::PROFILER_STATE, recorder.log());
   std::vector<at::Tensor> results;
   take_most_held_bytes();

@@ -3,11 +3,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "dovetail/plan/captured_step.h"
+#include "dovetail/plan/online_recompute.h"
 
 namespace dovetail::plan {
 
@@ -18,7 +20,8 @@ struct StepTensors {
 
 /// How the steps after the recorded ones run: by the recorded operations alone, or by calling the function again, whose
 /// operations an executor runs as planned (plan/guide.h). The latter may read values (item) and give other numbers.
-enum class LaterSteps { kReplayed, kCalled };
+/// kNone: the recording is there for its memory limit alone.
+enum class LaterSteps { kReplayed, kCalled, kNone };
 
 /// Record one training step (forward, backward, update) on the CPU as the operators that it calls below autograd.
 ///
@@ -32,9 +35,11 @@ enum class LaterSteps { kReplayed, kCalled };
 /// UserError where a storage changes between two operations. Gradients of `tensors.parameters` that a called step makes
 /// are dropped at its end; any other tensor that is still held then is a result.
 ///
+/// With `limit` the step holds no more memory meanwhile where it can (plan/online_recompute.h).
+///
 /// The method: plan/intercept.h. Tensors are told apart by their storage. One recording at a time in a process.
 CapturedStep record_step(const std::function<std::vector<at::Tensor>()>& step, const StepTensors& tensors,
-                         LaterSteps later = LaterSteps::kReplayed);
+                         LaterSteps later = LaterSteps::kReplayed, std::optional<RecordingLimit> limit = {});
 
 /// Throws UserError naming the first operator, shape or number in which two recordings differ: only a step that is the
 /// same every time can be planned. Numbers of a called step may differ. Writes and results that only `a` has go to `b`.

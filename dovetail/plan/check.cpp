@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <string>
 #include <utility>
 
 namespace dovetail::plan {
@@ -300,6 +301,22 @@ class Simulation {
     return {at, at};
   }
 
+  /// The last action that takes memory and has started by a moment; -1: none.
+  int begun_by(double time_s) const {
+    int out = -1;
+    for (int a = 0; a < static_cast<int>(plan_.actions.size()); ++a) {
+      const Op op = plan_.actions[a].op;
+      const bool takes = op == Op::kCompute || op == Op::kPrefetch || op == Op::kCompress || op == Op::kDecompress;
+      const double start_s = timeline_.actions[a].start_s;
+      if (takes && start_s <= time_s && (out < 0 || start_s >= timeline_.actions[out].start_s)) out = a;
+    }
+    return out;
+  }
+  std::string in_words(const Action& action) const {
+    return action.op == Op::kCompute ? fmt::format("compute of {}", graph_.nodes[action.node].name)
+                                     : fmt::format("{} of {}", name(action.op), id(action.tensor));
+  }
+
   void finish() {
     for (size_t n = 0; n < graph_.nodes.size(); ++n) require(runs_[n] > 0, "node {} never runs", graph_.nodes[n].name);
     for (const int t : plan_.starts_on_host) {
@@ -323,8 +340,9 @@ class Simulation {
     timeline_.peak_bytes = peak.bytes;
     timeline_.peak_at_s = peak.time_s;
     timeline_.host_peak_bytes = host_peak.bytes;
-    require(peak.bytes <= graph_.budget_bytes, "over the budget: {} > {} bytes at {:.6g} s", peak.bytes,
-            graph_.budget_bytes, peak.time_s);
+    if (peak.bytes > graph_.budget_bytes) at_ = begun_by(peak.time_s);
+    require(peak.bytes <= graph_.budget_bytes, "over the budget: {} > {} bytes at {:.6g} s, {}", peak.bytes,
+            graph_.budget_bytes, peak.time_s, at_ < 0 ? "when the step begins" : "in " + in_words(plan_.actions[at_]));
     if (graph_.host_bytes)
       require(host_peak.bytes <= *graph_.host_bytes, "over the host's budget: {} > {} bytes", host_peak.bytes,
               *graph_.host_bytes);

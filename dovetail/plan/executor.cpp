@@ -23,6 +23,8 @@
 namespace dovetail::plan {
 namespace {
 
+constexpr int64_t kMovedAtOnce = int64_t{16} << 20;  // bytes that may be there twice while tensors move to the arena
+
 c10::Storage storage_at(std::byte* address, int64_t bytes) {
   return c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes),
                       c10::DataPtr(address, c10::Device(c10::DeviceType::CPU)), /*allocator=*/nullptr,
@@ -86,6 +88,8 @@ struct Executor::State : StepMemory {
     address.assign(graph.graph.tensors.size(), nullptr);
     between_steps.assign(graph.graph.tensors.size(), nullptr);
     for (const int t : plan.starts_on_host) between_steps[t] = host->data() + host_offset[t];
+    int64_t moved_bytes = 0;  // since memory was given back
+    give_back_freed_memory();
     for (size_t t = 0; t < address.size(); ++t) {
       if (layout.home[t] >= 0) between_steps[t] = address[t] = arena->data() + layout.home[t];
       if (between_steps[t] == nullptr) continue;
@@ -95,19 +99,36 @@ struct Executor::State : StepMemory {
                      "{} has changed its size since the capture", captured.name);
       std::memcpy(between_steps[t], storage.data(), storage.nbytes());
       storage.set_data_ptr_noswap(c10::DataPtr(between_steps[t], c10::Device(c10::DeviceType::CPU)));
+      moved_bytes += captured.bytes;
+      if (moved_bytes < kMovedAtOnce) continue;
+      give_back_freed_memory();
+      moved_bytes = 0;
     }
-    give_back_freed_memory();  // blocks of these storages and of steps without a plan
+    give_back_freed_memory();
   }
 
+  /// Tensors leave the arena one by one, so that no moment holds all of them twice.
   void give_back() noexcept {
     if (!arena) return;
+    arena->drop_all_but(homes());
     for (size_t t = 0; t < between_steps.size(); ++t) {
       if (between_steps[t] == nullptr) continue;
       const c10::Storage& storage = step.storages[graph.storage_of_tensor[t]].external.storage();
       c10::DataPtr own = own_memory(storage.nbytes());
       std::memcpy(own.get(), between_steps[t], storage.nbytes());
       storage.set_data_ptr_noswap(std::move(own));
+      if (layout.home[t] >= 0) arena->drop(layout.home[t], tensor(static_cast<int>(t)).bytes);
     }
+  }
+
+  /// Offset and bytes of each tensor that lies in the arena between two steps.
+  std::vector<std::pair<int64_t, int64_t>> homes() const {
+    std::vector<std::pair<int64_t, int64_t>> out;
+    for (size_t t = 0; t < between_steps.size(); ++t)
+      if (between_steps[t] != nullptr && layout.home[t] >= 0)
+        out.emplace_back(layout.home[t], tensor(static_cast<int>(t)).bytes);
+    std::ranges::sort(out);
+    return out;
   }
 
   c10::DataPtr own_memory(size_t bytes) const {

@@ -81,8 +81,7 @@ UserError below_floor(const Graph& graph, const Floor& floor, const std::string&
     };
     const int64_t changed = sum(node.mutates), made = sum(node.outputs);
     int64_t read = changed + sum(node.inputs);
-    int64_t workspace = std::numeric_limits<int64_t>::max();
-    for (const Algorithm& algorithm : node.algorithms) workspace = std::min(workspace, algorithm.workspace_bytes);
+    const int64_t workspace = floor.workspace_bytes;
     read = std::min(read, floor.bytes - made - workspace);  // less what it finds on the host
     message += fmt::format("the largest single operation is {}{} (inputs {}, outputs {}, workspace {}",
                            words(node.name), node.layer.empty() ? "" : fmt::format(" of `{}`", node.layer),

@@ -157,7 +157,8 @@ void JointProgram::add_gaps() {
     GapColumns& gap = columns_[g];
     const GraphTensor& tensor = graph_.tensors[gaps_[g].tensor];
     if (tensor.bytes < options_.least_bytes || left_out_[g]) continue;
-    if (gaps_[g].wraps && !(options_.offload && options_.across_steps)) continue;
+    const bool may_leave = may_be_offloaded(graph_, gaps_[g], options_);
+    if (gaps_[g].wraps && !may_leave) continue;
     // What starts on the host saves the copy of any other gap; what is found there needs no memory, and no copy back.
     const auto together = gaps_[g].wraps ? scheduler_.gaps_of_[gaps_[g].tensor] : std::vector{static_cast<int>(g)};
     gap.moves = gaps_[g].wraps && bytes_at_start_ > graph_.budget_bytes;
@@ -167,7 +168,7 @@ void JointProgram::add_gaps() {
     }
     if (!gap.moves) continue;
     gap.keep = binary();
-    if (options_.offload) {
+    if (may_leave) {
       gap.host = binary();
       add_slots(static_cast<int>(g));
     }
@@ -180,8 +181,13 @@ void JointProgram::add_gaps() {
     for (size_t a = 0; a < choice_[n].size(); ++a) {
       if (choice_[n][a] < 0) continue;
       for (const int t : graph_.nodes[n].algorithms[a].on_host)
-        for (const int g : scheduler_.gaps_on_host(n, t))
-          if (!left_out_[g]) at_least({{columns_[g].host, 1}, {choice_[n][a], -1}}, 0);
+        for (const int g : scheduler_.gaps_on_host(n, t)) {
+          if (left_out_[g]) continue;
+          if (columns_[g].host < 0)
+            at_most({{choice_[n][a], 1}}, 0);
+          else
+            at_least({{columns_[g].host, 1}, {choice_[n][a], -1}}, 0);
+        }
     }
 }
 

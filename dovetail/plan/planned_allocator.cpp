@@ -140,6 +140,20 @@ int64_t Arena::resident_bytes() const {
   return kPage * std::count_if(pages.begin(), pages.end(), [](unsigned char page) { return (page & 1) != 0; });
 }
 
+void Arena::drop(int64_t offset, int64_t bytes) {
+  const int64_t begin = (offset + kPage - 1) / kPage * kPage, end = (offset + bytes) / kPage * kPage;
+  if (begin < end) ::madvise(data_ + begin, static_cast<size_t>(end - begin), MADV_DONTNEED);
+}
+
+void Arena::drop_all_but(const std::vector<std::pair<int64_t, int64_t>>& kept) {
+  int64_t end = 0;
+  for (const auto& [offset, bytes] : kept) {
+    drop(end, offset - end);
+    end = std::max(end, offset + bytes);
+  }
+  drop(end, bytes_ - end);
+}
+
 Arena::~Arena() {
   FrontAllocator::instance().remove(data_);
   ::munmap(data_, static_cast<size_t>(bytes_));

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace dovetail::plan {
@@ -36,6 +37,10 @@ class Arena {
   int64_t bytes() const { return bytes_; }
   /// Of them those that the system has in memory: all that have been used, if it has not paged any out.
   int64_t resident_bytes() const;
+  /// Gives whole pages of a range back to the system. Their bytes are zero then.
+  void drop(int64_t offset, int64_t bytes);
+  /// The same for all outside `kept`: offsets and bytes, in order.
+  void drop_all_but(const std::vector<std::pair<int64_t, int64_t>>& kept);
 
  private:
   std::byte* data_;

@@ -17,6 +17,7 @@ constexpr std::array<std::string_view, 5> kKeepNames = {"kept", "offloaded", "re
 
 Graph without_budget(Graph graph) {
   graph.budget_bytes = std::numeric_limits<int64_t>::max() / 2;
+  graph.host_bytes.reset();
   return graph;
 }
 
@@ -193,6 +194,7 @@ std::optional<Schedule> Scheduler::schedule(const Decisions& decisions, int64_t 
   const auto offer = [&](Walk& walk) {
     Schedule made = std::move(walk.schedule());
     made.timeline = check(unlimited_, made.plan);
+    if (graph_.host_bytes && made.timeline.host_peak_bytes > *graph_.host_bytes) return;
     DOVETAIL_CHECK(made.timeline.peak_bytes <= budget_bytes, "a schedule of {} bytes for a budget of {}",
                    made.timeline.peak_bytes, budget_bytes);
     made.expected_s = expected_s(graph_, made.plan, made.timeline);

@@ -80,8 +80,8 @@ class Scheduler {
   /// may need more memory for its places (plan/layout.h), which are held from where an action is listed.
   explicit Scheduler(const Graph& graph, bool fetches_wait = true);
   const std::vector<Gap>& gaps() const { return gaps_; }
-  /// Within `budget_bytes`, or nothing; nothing either if nodes would run sixteen times and more on average, as those
-  /// do that are made again from what is made again.
+  /// Nothing if memory exceeds `budget_bytes` or the graph's `host_bytes`. Nothing either if nodes would run sixteen
+  /// times or more on average, which chains of recomputed tensors can cause.
   std::optional<Schedule> schedule(const Decisions& decisions, int64_t budget_bytes, Misfit* misfit = nullptr) const;
   /// Whether the node that made the tensor may run again.
   bool can_be_made_again(int gap) const;

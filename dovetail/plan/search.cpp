@@ -91,8 +91,9 @@ bool may_be_chosen(const Graph& graph, const Scheduler& scheduler, int node, int
 }
 
 bool may_be_offloaded(const Graph& graph, const Gap& gap, const SolveOptions& allowed) {
-  return allowed.offload && (allowed.across_steps || !gap.wraps) &&
-         graph.tensors[gap.tensor].bytes >= allowed.least_bytes;
+  const int64_t bytes = graph.tensors[gap.tensor].bytes;
+  return allowed.offload && (allowed.across_steps || !gap.wraps) && bytes >= allowed.least_bytes &&
+         bytes <= graph.host_bytes.value_or(bytes);
 }
 
 Search::Search(const Graph& graph, const SolveOptions& options)

@@ -14,12 +14,16 @@
 namespace dovetail::plan {
 namespace {
 
-int64_t least_extra(const Graph& graph, const Scheduler& scheduler, int node, const SolveOptions& options) {
+/// The algorithm that adds the fewest bytes to a node, among those that may be chosen.
+const Algorithm& smallest_algorithm(const Graph& graph, const Scheduler& scheduler, int node,
+                                    const SolveOptions& options) {
   const auto& algorithms = graph.nodes[node].algorithms;
-  int64_t least = algorithms[fastest_algorithm(graph.nodes[node])].workspace_bytes;
+  const Algorithm* least = &algorithms[fastest_algorithm(graph.nodes[node])];
   for (int a = 0; a < static_cast<int>(algorithms.size()); ++a)
-    if (may_be_chosen(graph, scheduler, node, a, options)) least = std::min(least, graph.extra_bytes(algorithms[a]));
-  return least;
+    if (may_be_chosen(graph, scheduler, node, a, options) &&
+        graph.extra_bytes(algorithms[a]) < graph.extra_bytes(*least))
+      least = &algorithms[a];
+  return *least;
 }
 
 /// From where the search starts: everything away, by each technique; and what is found greedily for several budgets up
@@ -79,8 +83,8 @@ Floor floor_of(const Graph& graph, const SolveOptions& options) {
   DOVETAIL_CHECK(kept.has_value(), "a step that keeps all does not run");
   std::vector<int64_t> bytes = kept->slot_bytes;
   for (size_t n = 0; n < nodes; ++n)
-    bytes[n] +=
-        least_extra(graph, scheduler, static_cast<int>(n), options) - graph.nodes[n].algorithms[0].workspace_bytes;
+    bytes[n] += graph.extra_bytes(smallest_algorithm(graph, scheduler, static_cast<int>(n), options)) -
+                graph.nodes[n].algorithms[0].workspace_bytes;
   const auto may_wrap = [&](int tensor) {
     const int gap = scheduler.wrapped_gap(tensor);
     return gap >= 0 && may_be_offloaded(graph, scheduler.gaps()[gap], options);
@@ -103,6 +107,7 @@ Floor floor_of(const Graph& graph, const SolveOptions& options) {
   Floor out;
   for (size_t n = 0; n < nodes; ++n)
     if (bytes[n] > out.bytes) out = {bytes[n], static_cast<int>(n)};
+  if (out.node >= 0) out.workspace_bytes = smallest_algorithm(graph, scheduler, out.node, options).workspace_bytes;
   // What is there when the step begins, and cannot be away then, has to fit then.
   int64_t at_start = graph.base_bytes;
   for (size_t t = 0; t < graph.tensors.size(); ++t) {

@@ -33,6 +33,7 @@ struct Solution {
 struct Floor {
   int64_t bytes = 0;
   int node = -1;
+  int64_t workspace_bytes = 0;  ///< workspace that the node is counted with
 };
 Floor floor_of(const Graph& graph, const SolveOptions& options);
 

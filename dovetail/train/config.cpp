@@ -254,17 +254,19 @@ void PrecisionOverride::describe(Section& s) {
 void MemorySection::describe(Section& s) {
   s.value("budget", budget,
           "Maximum memory of a training step: bytes (6GiB), or a share of the step's peak with everything kept (0.5x). "
-          "After seven steps the planner decides what to keep, recompute or offload. The first three steps use as much "
-          "memory as without a budget. Empty: no plan");
+          "The process grows by that much above its size before the model, and by at most 96 MiB more. The first three "
+          "steps are recorded, and the planner then decides what to keep, recompute or offload. Empty: no plan");
   s.value("folder", folder,
-          "Folder on the disk to offload tensors to. Empty: offload to memory that the budget does not count. With a "
-          "folder the first three steps also use little memory, and are slow");
+          "Folder on a disk, or in a slower memory, to offload tensors to. Empty: no tensor is offloaded. With a "
+          "folder the memory of the first three steps lies in a file there");
+  s.value("host_bytes", host_bytes, "Maximum bytes of offloaded tensors in memory.folder (20GiB). Empty: no limit");
   s.value("allow", allow,
-          "Techniques that a plan may use. offload: copy to the slow tier. recompute: repeat an operation in backward. "
+          "Techniques that a plan may use. auto: all that change no result. offload: copy to memory.folder. recompute: "
+          "repeat an operation in backward. "
           "compress: keep microscaling codes of a tensor if all its later readers quantize it to the same codes. "
           "algorithms: slower algorithms that need less memory. None of these changes a result. compress_mxfp8 changes "
           "results from the fourth step on: activations may wait for backward in MXFP8")
-      .choices(PlannedStep::technique_names());
+      .choices(memory_techniques());
   s.value("solve_s", solve_s, "Time limit of the search for the fastest plan").unit("s").range(0.1, 3600);
 }
 

@@ -72,9 +72,11 @@ struct PrecisionSection {
 
 /// Training within a memory budget (train/planned_step.h).
 struct MemorySection {
-  std::string budget;  ///< plan::parse_budget; empty: none
-  std::string folder;  ///< of the disk tier; empty: memory beyond the budget
-  std::vector<std::string> allow = {"offload", "recompute", "compress", "algorithms"};  ///< PlannedStep::kTechniques
+  std::string budget;                        ///< plan::parse_budget; empty: none
+  std::string folder;                        ///< where tensors are offloaded to; empty: nothing is
+  std::string host_bytes;                    ///< parse_byte_size: limit of what lies in `folder`; empty: none
+  std::vector<std::string> allow = {kAuto};  ///< PlannedStep::kTechniques, or all that change no result
+  static constexpr const char* kAuto = "auto";
   double solve_s = 30;
   void describe(Section& s);
   bool operator==(const MemorySection&) const = default;

@@ -112,6 +112,8 @@ Json memory_record(const PlannedStepView& step) {
                     {"places_bytes", step.places_bytes},
                     {"used_bytes", nullptr},
                     {"measured_bytes", nullptr}};
+  if (step.process_predicted_bytes > 0)
+    record["process"] = {{"predicted_bytes", step.process_predicted_bytes}, {"measured_bytes", step.process_bytes}};
   record["memory"] = {{"purposes", purposes}, {"kept", points(kept_use)}, {"simulated", points(simulated)}};
   record["streams"] = {{"simulated", Streams(step, step.timeline.actions, step.timeline.makespan_s).json()}};
   if (run != nullptr) {

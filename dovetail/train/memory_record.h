@@ -18,6 +18,7 @@ struct PlannedStepView {
   const plan::Timeline& timeline;
   int64_t places_bytes;  ///< all that the places of the plan span, with what is always resident
   int64_t used_bytes;    ///< of them those that steps by it have used, as the system counts
+  int64_t process_predicted_bytes, process_bytes;  ///< growth of the process, high-water mark; 0: not known
   std::span<const plan::Executor::Run> runs;
   std::span<const plan::TradeOff> curve;
 };

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 
+#include "dovetail/base/byte_size.h"
 #include "dovetail/base/error.h"
 #include "dovetail/plan/budget.h"
 #include "dovetail/plan/plan_cache.h"
@@ -42,20 +44,40 @@ void check_planned(const RunConfig& config) {
          "experts move with their load", "say r, overlap and all_to_all, or leave memory.budget out");
 }
 
+bool allows(const MemorySection& memory, std::string_view technique) {
+  return std::ranges::find(memory.allow, technique) != memory.allow.end();
+}
+
 }  // namespace
 
 void check_memory(const RunConfig& config) {
   const MemorySection& memory = config.memory;
   if (memory.budget.empty()) {
     user_check(memory == MemorySection(),
-               "memory.folder, memory.allow and memory.solve_s do nothing without memory.budget; give one");
+               "memory.folder, host_bytes, allow and solve_s do nothing without memory.budget; give one");
     return;
   }
   plan::parse_budget(memory.budget, 1 << 30);
+  if (memory.folder.empty() && allows(memory, "offload"))
+    throw UserError("memory.allow has \"offload\", but memory.folder names no folder to offload to",
+                    "memory.folder = \"FOLDER\" offloads to a disk; memory.allow = [\"auto\"] does without. Before, "
+                    "offloaded tensors stayed in the memory of the process");
+  if (!memory.host_bytes.empty()) {
+    user_check(!memory.folder.empty(), "memory.host_bytes limits memory.folder, which is not given");
+    if (!parse_byte_size(memory.host_bytes))
+      throw UserError(fmt::format("memory.host_bytes = \"{}\" is not a number of bytes", memory.host_bytes),
+                      "write bytes with a unit: 20GiB");
+  }
   check_planned(config);
   if (config.train.checkpoint_activations)
     throw UserError("both memory.budget and train.checkpoint_activations are given",
                     "leave train.checkpoint_activations out: the plan decides what is made again");
+}
+
+std::vector<std::string> memory_techniques() {
+  std::vector<std::string> names = {MemorySection::kAuto};
+  for (const auto& [name, allowed] : PlannedStep::kTechniques) names.emplace_back(name);
+  return names;
 }
 
 std::shared_ptr<plan::PagedAllocations> paged_until_there_is_a_plan(const MemorySection& memory) {
@@ -68,8 +90,11 @@ PlannedStep::Options planned_step_options(const MemorySection& memory) {
                            .folder = memory.folder,
                            .plans = plan::PlanCache::default_folder(),
                            .solve_s = memory.solve_s};
+  if (!memory.host_bytes.empty()) out.host_bytes = parse_byte_size(memory.host_bytes);
+  const bool all = allows(memory, MemorySection::kAuto);
   for (const auto& [name, allowed] : PlannedStep::kTechniques)
-    out.*allowed = std::find(memory.allow.begin(), memory.allow.end(), name) != memory.allow.end();
+    out.*allowed = allows(memory, name) || (all && allowed != &PlannedStep::Options::compress_mxfp8);
+  out.offload = out.offload && !memory.folder.empty();
   return out;
 }
 

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "dovetail/train/planned_step.h"
 
@@ -15,6 +17,9 @@ void check_memory(const RunConfig& config);
 
 /// Null without a budget or a folder; made before anything that a planned step works on.
 std::shared_ptr<plan::PagedAllocations> paged_until_there_is_a_plan(const MemorySection& memory);
+
+/// Choices of memory.allow.
+std::vector<std::string> memory_techniques();
 
 /// What [memory] asks of a planned step.
 PlannedStep::Options planned_step_options(const MemorySection& memory);

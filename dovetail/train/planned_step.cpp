@@ -11,6 +11,8 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/base/kept_memory.h"
+#include "dovetail/base/machine.h"
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/plan/budget.h"
 #include "dovetail/plan/executor.h"
@@ -29,6 +31,7 @@ namespace {
 constexpr const char* kOneSize =
     "leave out a last batch that is smaller, or fill it up with rows whose loss is not counted; "
     "PlannedStep::Options::anew records and plans each new size again";
+constexpr int kRecordedSteps = 3;
 constexpr int kProfiledSteps = 4;  // the first warms up
 constexpr int64_t kMeasuredCopyBytes = int64_t{128} << 20;
 constexpr int kMeasuredCopies = 3;
@@ -36,6 +39,8 @@ constexpr int64_t kMeasuredPackingBytes = int64_t{16} << 20;
 constexpr int kMeasuredPackings = 3;
 constexpr double kFirstPlan = 0.25;   // of the time for solving
 constexpr double kShareOfCurve = 30;  // of that time one budget of the curve gets 1 / 30
+
+int64_t grown_bytes(uint64_t now, uint64_t before) { return now > before ? static_cast<int64_t>(now - before) : 0; }
 
 }  // namespace
 
@@ -96,14 +101,25 @@ struct PlannedStep::State {
     }
   }
 
+  plan::RecordingLimit limit() const {
+    if (!captured)
+      return {.bytes = [this](int64_t keep_all_bytes) {
+        return within_kept(plan::parse_budget(options.budget, keep_all_bytes));
+      }};
+    const int64_t bytes = within_kept(plan::parse_budget(options.budget, kept().peak_bytes));
+    return {.bytes = [bytes](int64_t) { return bytes; }, .previous = &*captured};
+  }
+
+  /// Records a step, the first one for its memory limit alone: gradients and moments come to exist in it.
   void record() {
+    const plan::LaterSteps how = steps == 1 ? plan::LaterSteps::kNone : later();
     plan::CapturedStep step = plan::record_step(
         [&] {
           work(inputs);
           return std::vector<at::Tensor>();
         },
-        tensors, later());
-    if (captured) plan::check_steady(*captured, step, later());
+        tensors, how, limit());
+    if (steps == kRecordedSteps) plan::check_steady(*captured, step, how);
     captured = std::move(step);
     graph = graph_allowing(options);
   }
@@ -112,7 +128,8 @@ struct PlannedStep::State {
     plan::StepGraph out = plan::graph_of(*captured);
     if (allowed.compress) plan::allow_same_codes(*captured, out);
     if (allowed.compress_mxfp8) plan::allow_loss(*captured, out);
-    if (allowed.folder.empty()) plan::add_host_updates(*captured, out);
+    if (allowed.offload && allowed.folder.empty()) plan::add_host_updates(*captured, out);
+    out.graph.host_bytes = allowed.host_bytes;
     return out;
   }
 
@@ -137,10 +154,12 @@ struct PlannedStep::State {
       if (options.*allowed) continue;
       Options more = options;
       more.*allowed = true;
+      if (more.folder.empty()) more.folder = "FOLDER";
       if (plan::floor_of(graph_allowing(more).graph, solve_options(more)).bytes >= floor.bytes) continue;
-      out += fmt::format("{}\"{}\"", out.empty() ? "; " : " or ", name);
+      out += out.empty() ? "; " : " or ";
+      out += allowed == &Options::offload ? "memory.folder" : fmt::format("memory.allow = [\"{}\"]", name);
     }
-    return out.empty() ? out : out + " in memory.allow would lower the floor";
+    return out.empty() ? out : out + " would lower the floor";
   }
 
   void run_profiled() {
@@ -152,8 +171,9 @@ struct PlannedStep::State {
                                 fmt::format("raise the budget or lower the batch{}; `dovetail plan CONFIG --fits` "
                                             "searches for the largest that fits",
                                             what_would_lower(floor)));
-      graph.graph.bandwidth =
-          plan::measure_bandwidth(options.folder, std::min(kMeasuredCopyBytes, budget / 2), kMeasuredCopies);
+      if (options.offload)
+        graph.graph.bandwidth =
+            plan::measure_bandwidth(options.folder, std::min(kMeasuredCopyBytes, budget / 2), kMeasuredCopies);
       plan::measure_codecs(graph, std::min(kMeasuredPackingBytes, budget / 2), kMeasuredPackings);
       solve(kFirstPlan * options.solve_s);
       executor.emplace(*captured, graph, plan, plan::Executor::Options{.folder = options.folder, .copies_alone = true});
@@ -191,6 +211,10 @@ struct PlannedStep::State {
     executor.emplace(*captured, graph, plan, plan::Executor::Options{.folder = options.folder});
     options.paged.reset();
     made.step_bytes = executor->arena_bytes() + graph.graph.base_bytes;
+    if (options.idle_bytes > 0) {
+      const int64_t beside = grown_bytes(resident_bytes(), options.idle_bytes) - executor->resident_bytes();
+      made.process_bytes = executor->arena_bytes() + std::max<int64_t>(beside, 0);
+    }
     DOVETAIL_CHECK(made.step_bytes <= made.budget_bytes, "a plan takes {} bytes of a budget of {}", made.step_bytes,
                    made.budget_bytes);
     report = made;
@@ -211,6 +235,7 @@ nlohmann::ordered_json to_json(const MemoryPlanReport& report) {
           {"predicted_s", report.predicted_s},
           {"keep_all_s", report.keep_all_s},
           {"solve_s", report.solve_s},
+          {"process_bytes", report.process_bytes},
           {"to_slow_bytes_per_s", report.bandwidth.to_host},
           {"to_fast_bytes_per_s", report.bandwidth.to_device},
           {"slowdown", report.bandwidth.slowdown}};
@@ -230,9 +255,8 @@ void PlannedStep::run(const Inputs& inputs, const Constants& constants) {
   State& s = *state_;
   s.take(inputs, constants);
   ++s.steps;
-  if (s.steps == 1) return s.work(s.inputs);
-  if (s.steps <= 3) return s.record();
-  if (s.steps < 3 + kProfiledSteps) return s.run_profiled();
+  if (s.steps <= kRecordedSteps) return s.record();
+  if (s.steps < kRecordedSteps + kProfiledSteps) return s.run_profiled();
   if (s.report) {
     plan::Executor::Run run = s.run_planned();
     if (s.runs.size() < kMeasuredSteps) s.runs.push_back(std::move(run));
@@ -270,13 +294,16 @@ bool PlannedStep::is_measured() const { return state_->runs.size() == kMeasuredS
 PlannedStepView PlannedStep::view() const {
   const State& s = *state_;
   DOVETAIL_CHECK(s.report, "there is no plan yet");
-  return {.graph = s.graph.graph,
-          .plan = s.plan,
-          .timeline = s.executor->predicted(),
-          .places_bytes = s.report->step_bytes,
-          .used_bytes = measured_bytes(),
-          .runs = s.runs,
-          .curve = s.curve};
+  return {
+      .graph = s.graph.graph,
+      .plan = s.plan,
+      .timeline = s.executor->predicted(),
+      .places_bytes = s.report->step_bytes,
+      .used_bytes = measured_bytes(),
+      .process_predicted_bytes = s.report->process_bytes,
+      .process_bytes = s.options.idle_bytes > 0 ? grown_bytes(peak_resident_bytes(), s.options.idle_bytes) : int64_t{0},
+      .runs = s.runs,
+      .curve = s.curve};
 }
 
 plan::SolveOptions PlannedStep::solve_options(const Options& options) {
@@ -286,13 +313,6 @@ plan::SolveOptions PlannedStep::solve_options(const Options& options) {
           .algorithms = options.algorithms,
           .least_bytes = plan::kPagedBytes,
           .time_limit_s = options.solve_s};
-}
-
-std::vector<std::string> PlannedStep::technique_names() {
-  std::vector<std::string> names;
-  names.reserve(kTechniques.size());
-  for (const auto& [name, allowed] : kTechniques) names.emplace_back(name);
-  return names;
 }
 
 std::string PlannedStep::what_would_lower_the_floor() const {

@@ -36,23 +36,29 @@ struct MemoryPlanReport {
   double predicted_s = 0, keep_all_s = 0;  ///< of a step: by the plan, and of all its operations once
   double solve_s = 0;
   plan::Bandwidth bandwidth;
+  int64_t process_bytes = 0;  ///< predicted growth of the process above Options::idle_bytes; 0: not known
 };
 
 nlohmann::ordered_json to_json(const MemoryPlanReport& report);
 
-/// Training steps within a memory budget, by a plan that is made on the way. All steps are steps of the same training:
-/// the first as it is (gradients and moments come to exist), two that are recorded, four that run by a first plan, made
-/// from what operations took while they were recorded and with nothing beside its copies, which tell how long they take
-/// by themselves, and from the eighth on by the plan. From the fourth on they are within the budget. The first three
-/// take the memory that a step takes without a plan; with a folder it lies in a file there, and a machine that has not
-/// as much runs them slowly. Where ranks' shares move (Options::anew) so it is again from the next step on.
+/// Training steps within a memory budget, by a plan that is made on the way. All steps are steps of the same training.
+///
+/// 1. Three steps are recorded, the first of which makes gradients and moments. They stay within the budget by
+///    recomputing (plan/online_recompute.h), which is slower than a plan.
+/// 2. Four steps run by a first plan, with nothing beside its copies, and tell how long each operation takes.
+/// 3. All further steps run by the plan that is made from these times.
+///
+/// With a folder the memory of the first steps lies in a file there. Where ranks' shares move (Options::anew), these
+/// steps come again.
 class PlannedStep {
  public:
   static constexpr int kCurveBudgets = 8;
   static constexpr int kMeasuredSteps = 5;  ///< of those by the plan, the first ones
   struct Options {
-    std::string budget;            ///< plan::parse_budget
-    std::filesystem::path folder;  ///< where tensors are offloaded to; empty: memory beyond the budget
+    std::string budget;                      ///< plan::parse_budget
+    std::filesystem::path folder;            ///< where tensors are offloaded to; empty: memory beyond the budget
+    std::optional<int64_t> host_bytes = {};  ///< limit of what is offloaded
+    uint64_t idle_bytes = 0;                 ///< resident memory of the process before it made the model; 0: not known
     /// kTechniques. `compress_mxfp8` changes the results, the others do not (plan/packable.h).
     bool offload = true, recompute = true, compress = true, compress_mxfp8 = false, algorithms = true;
     std::filesystem::path plans = {};   ///< of plans that were made before (plan/plan_cache.h); empty: none
@@ -75,7 +81,6 @@ class PlannedStep {
        {"compress", &Options::compress},
        {"compress_mxfp8", &Options::compress_mxfp8},
        {"algorithms", &Options::algorithms}}};
-  static std::vector<std::string> technique_names();
   static plan::SolveOptions solve_options(const Options& options);
   using Inputs = std::vector<std::pair<std::string, at::Tensor>>;
   /// Numbers beside the shapes of its inputs that a recorded step has made its passes by, with their names.

@@ -27,13 +27,22 @@ std::string difference(const Json& predicted, const Json& measured) {
 
 Json predicted_and_measured(const Json& record) {
   const Json &step = record.at("step"), &peak = record.at("peak");
-  return {{"step", ms(step.at("keep_all_s")), ms(step.at("predicted_s")), ms(step.at("measured_s")),
-           difference(step.at("predicted_s"), step.at("measured_s"))},
-          {"peak", mib(peak.at("keep_all_bytes")), mib(peak.at("predicted_bytes")), mib(peak.at("measured_bytes")),
-           difference(peak.at("predicted_bytes"), peak.at("measured_bytes"))},
-          {"all places", "", mib(peak.at("places_bytes")), mib(peak.at("used_bytes")), ""},
-          {"budget", "", mib(record.at("budget_bytes")), "", ""},
-          {"floor", "", mib(record.at("floor_bytes")), "", ""}};
+  Json rows = Json::array();
+  if (record.contains("process")) {
+    const Json& process = record.at("process");
+    rows.push_back({"process", "", mib(process.at("predicted_bytes")), mib(process.at("measured_bytes")),
+                    difference(process.at("predicted_bytes"), process.at("measured_bytes"))});
+  }
+  for (Json row :
+       Json{{"step", ms(step.at("keep_all_s")), ms(step.at("predicted_s")), ms(step.at("measured_s")),
+             difference(step.at("predicted_s"), step.at("measured_s"))},
+            {"peak", mib(peak.at("keep_all_bytes")), mib(peak.at("predicted_bytes")), mib(peak.at("measured_bytes")),
+             difference(peak.at("predicted_bytes"), peak.at("measured_bytes"))},
+            {"all places", "", mib(peak.at("places_bytes")), mib(peak.at("used_bytes")), ""},
+            {"budget", "", mib(record.at("budget_bytes")), "", ""},
+            {"floor", "", mib(record.at("floor_bytes")), "", ""}})
+    rows.push_back(std::move(row));
+  return rows;
 }
 
 /// What each technique costs of the step's time.

@@ -20,6 +20,7 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
                    const std::map<std::string, at::Tensor>& tensors)
     : TrainingLoop(run, std::move(group), std::move(state)), parallel_(run.config, group_) {
   const RunConfig& config = run_.config;
+  const uint64_t idle_bytes = resident_bytes();
   std::shared_ptr<plan::PagedAllocations> paged = paged_until_there_is_a_plan(config.memory);
   model_ = std::make_shared<GPT>(config.model, c10::kCPU, parallel_.ranks());
   model_->checkpoint_activations = config.train.checkpoint_activations;
@@ -42,6 +43,7 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
   if (!config.memory.budget.empty()) {
     PlannedStep::Options options = planned_step_options(config.memory);
     options.paged = std::move(paged);
+    options.idle_bytes = idle_bytes;
     options.anew = shares_.automatic();
     step_->plan_memory(options);
   }

@@ -55,12 +55,12 @@ def test_two_ranks_by_plan_have_the_bits_of_two_ranks_without(tmp_path):
     workspace = make_workspace(tmp_path)
     launch(workspace, 2, "plain", **MODEL)
     (workspace / "tier").mkdir()
-    for name, folder in [("memory", ""), ("disk", "tier")]:
-        budget = {"memory__budget": "0.6x", "memory__folder": folder, "memory__solve_s": "1"}
+    for name, share, folder in [("recomputing", "0.9x", ""), ("disk", "0.6x", "tier")]:
+        budget = {"memory__budget": share, "memory__folder": folder, "memory__solve_s": "1"}
         launch(workspace, 2, name, **MODEL, **budget)
         assert metrics(workspace / name) == metrics(workspace / "plain")
         plan = json.loads((workspace / name / "plan.json").read_text())
-        assert any(action["op"] in ("offload", "prefetch") for action in plan["actions"])
+        assert any(action["op"] in ("offload", "prefetch") for action in plan["actions"]) == (folder != "")
         expect_a_plan_within_the_budget(workspace / name)
 
 
@@ -69,7 +69,7 @@ def test_experts_over_two_ranks_by_plan_have_the_bits_of_those_without(tmp_path,
     workspace = make_workspace(tmp_path)
     settings = EXPERTS | precision
     launch(workspace, 2, "plain", **settings)
-    launch(workspace, 2, "planned", **settings, memory__budget="0.6x", memory__solve_s="1")
+    launch(workspace, 2, "planned", **settings, memory__budget="0.6x", memory__folder=".", memory__solve_s="1")
     plain, planned = workspace / "plain", workspace / "planned"
     assert metrics(planned) == metrics(plain)
     assert loads(planned) == loads(plain)
@@ -119,7 +119,9 @@ def make_clicks(folder: Path) -> Path:
 def test_a_recommender_on_two_ranks_by_plan_has_the_bits_of_one_without(tmp_path):
     make_clicks(tmp_path)
     launch(tmp_path, 2, "plain")
-    launch(tmp_path, 2, "planned", memory__budget="0.7x", memory__solve_s="1", train__micro_batch="256")
+    launch(
+        tmp_path, 2, "planned", memory__budget="0.7x", memory__folder=".", memory__solve_s="1", train__micro_batch="256"
+    )
     assert metrics(tmp_path / "planned") == metrics(tmp_path / "plain")
     assert weights(tmp_path / "planned") == weights(tmp_path / "plain") != {}
     expect_a_plan_within_the_budget(tmp_path / "planned", collectives=("all_reduce", "lookup", "send_gradient"))
@@ -129,7 +131,7 @@ def test_ranks_with_uneven_shares_by_plan_have_the_bits_of_those_without(tmp_pat
     workspace = make_workspace(tmp_path)
     shares = {"train__micro_batch": "2", "balance__mode": "fixed", "balance__shares": "[1, 3]"}
     launch(workspace, 2, "plain", **MODEL, **shares)
-    launch(workspace, 2, "planned", **MODEL, **shares, memory__budget="0.6x", memory__solve_s="1")
+    launch(workspace, 2, "planned", **MODEL, **shares, memory__budget="0.6x", memory__folder=".", memory__solve_s="1")
     assert metrics(workspace / "planned") == metrics(workspace / "plain")
     expect_a_plan_within_the_budget(workspace / "planned")
 
@@ -152,7 +154,7 @@ def launch_with_a_slow_rank(folder: Path, run: str, **settings) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("tier", ["", "tier"], ids=["memory", "disk"])
+@pytest.mark.parametrize("tier", ["", "tier"], ids=["recomputing", "disk"])
 @pytest.mark.parametrize("model", ["gpt", "recommender"])
 def test_where_shares_move_ranks_plan_anew(tmp_path, model, tier):
     settings = {"train__steps": "26", "balance__mode": "auto", "memory__solve_s": "0.5"}
@@ -163,7 +165,8 @@ def test_where_shares_move_ranks_plan_anew(tmp_path, model, tier):
         workspace = make_clicks(tmp_path)
         settings |= {"train__batch": "2048", "train__micro_batch": "256"}
     (workspace / "tier").mkdir()
-    launch_with_a_slow_rank(workspace, "planned", **settings, memory__budget="0.8x", memory__folder=tier)
+    budget = "0.8x" if tier else "0.95x"
+    launch_with_a_slow_rank(workspace, "planned", **settings, memory__budget=budget, memory__folder=tier)
     shares = [json.loads(line) for line in (workspace / "planned" / "balance.jsonl").read_text().splitlines()]
     # Seven steps until there is a plan tell nothing, then four do; the lookups of a step leave one step before it.
     assert [line["step"] for line in shares[:2]] == [1, 12 if model == "gpt" else 13]

@@ -242,7 +242,7 @@ TEST_F(Check, MutatedPlansAreRejected) {
   rejects("b may not be stored with loss")();
   plan_ = valid;
   graph_.budget_bytes = 109;
-  rejects("over the budget: 110 > 109 bytes at 2")();
+  rejects("over the budget: 110 > 109 bytes at 2 s, in compute of ")();
   graph_.budget_bytes = 110;
   graph_.host_bytes = 29;
   rejects("over the host's budget")();

@@ -300,10 +300,28 @@ class EveryPlan : private PlanActions {
   }
 
   void end(const State& s) {
-    best_s_ = std::max({s.compute_s, s.to_host_s, s.to_device_s});
-    best_ = Plan{.actions = s.actions};
+    Plan plan{.actions = s.actions};
     for (int t = 0; t < tensors(); ++t)
-      if (starts_on_host_[t]) best_->starts_on_host.push_back(t);
+      if (starts_on_host_[t]) plan.starts_on_host.push_back(t);
+    if (graph_.host_bytes && host_peak(s, plan) > *graph_.host_bytes) return;
+    best_s_ = std::max({s.compute_s, s.to_host_s, s.to_device_s});
+    best_ = std::move(plan);
+  }
+
+  /// Maximum bytes on the host. A copy takes them from its start until it is freed.
+  int64_t host_peak(const State& s, const Plan& plan) const {
+    std::vector<std::pair<double, int64_t>> changes;
+    for (const int t : plan.starts_on_host) changes.emplace_back(0, bytes(t));
+    for (size_t a = 0; a < plan.actions.size(); ++a) {
+      const int t = plan.actions[a].tensor;
+      if (plan.actions[a].op == Op::kOffload)
+        changes.emplace_back(s.ends_s[a] - seconds(t, graph_.bandwidth.to_host), bytes(t));
+      if (plan.actions[a].op == Op::kFreeHost) changes.emplace_back(s.ends_s[a] - kTiny, -bytes(t));
+    }
+    std::sort(changes.begin(), changes.end());
+    int64_t now = 0, peak = 0;
+    for (const auto& [at_s, change] : changes) peak = std::max(peak, now += change);
+    return peak;
   }
 
   double best_s_;

@@ -84,5 +84,33 @@ TEST(EveryPlan, TheFastestOfThemIsTheSolvers) {
   EXPECT_EQ(most_nodes, kNodes);
 }
 
+TEST(EveryPlan, HoldsTheLimitOfTheHost) {
+  Random random(32);
+  int limited = 0, plans = 0, slower = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    Graph graph = tight_small_step(random);
+    SCOPED_TRACE(round);
+    Compared free;
+    compare(graph, free);
+    if (!free.made) continue;
+    const int64_t most = free.made->schedule.timeline.host_peak_bytes;
+    graph.host_bytes = most * draw(random, 0, 9) / 10;
+    Compared both;
+    compare(graph, both);
+    limited += most > *graph.host_bytes ? 1 : 0;
+    if (both.made) {
+      ++plans;
+      EXPECT_LE(check(graph, both.made->schedule.plan).host_peak_bytes, *graph.host_bytes);
+    }
+    if (!both.every->best()) continue;
+    EXPECT_LE(check(graph, *both.every->best()).host_peak_bytes, *graph.host_bytes);
+    ASSERT_TRUE(both.made) << "the solver has none";
+    slower += both.is_beaten();
+  }
+  EXPECT_GE(limited, kRounds / 4);
+  EXPECT_GE(plans, kRounds / 8);
+  EXPECT_LE(slower, kRounds / 32) << "the search alone knows the limit, the program does not";
+}
+
 }  // namespace
 }  // namespace dovetail::plan::every_plan_test

@@ -270,6 +270,12 @@ TEST(Fit, BelowTheFloorNamesTheOperationAndItsParts) {
                "memory.budget = 4.00 MiB is below the floor of this step, 5.00 MiB\n"
                "  the largest single operation is convolution backward of `encoder.conv2` (inputs 3.00 MiB, outputs "
                "2.00 MiB, workspace 512 B)");
+  // Without a choice the fastest algorithm decides.
+  const SolveOptions fastest{.algorithms = false};
+  EXPECT_STREQ(below_floor(graph, floor_of(graph, fastest), "memory.budget", "less").what(),
+               "memory.budget = 4.00 MiB is below the floor of this step, 6.00 MiB\n"
+               "  the largest single operation is convolution backward of `encoder.conv2` (inputs 3.00 MiB, outputs "
+               "2.00 MiB, workspace 1.00 MiB)");
 }
 
 TEST(Fit, WhatAnUpdateFindsOnTheHostIsNoPartOfTheFloor) {

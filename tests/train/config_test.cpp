@@ -152,16 +152,23 @@ TEST_F(RunConfigFile, RefusesAMemoryBudgetForStepsThatDiffer) {
 
 TEST_F(RunConfigFile, TellsWhatMemoryMayAllow) {
   const std::string budget = "[memory]\nbudget = \"0.5x\"\n";
-  for (const std::string& name : PlannedStep::technique_names())
-    EXPECT_EQ(refusal(budget + "allow = [\"" + name + "\"]\n"), "accepted");
+  for (const std::string& name : memory_techniques())
+    EXPECT_EQ(refusal(budget + "folder = \"/tmp\"\nallow = [\"" + name + "\"]\n"), "accepted");
+  EXPECT_THAT(refusal(budget + "allow = [\"offload\", \"recompute\"]\n"),
+              HasSubstr("memory.allow has \"offload\", but memory.folder names no folder"));
+  EXPECT_THAT(refusal(budget + "host_bytes = \"1GiB\"\n"), HasSubstr("limits memory.folder, which is not given"));
+  EXPECT_THAT(refusal(budget + "folder = \"/tmp\"\nhost_bytes = \"much\"\n"), HasSubstr("is not a number of bytes"));
   EXPECT_EQ(refusal(budget + "allow = []\n"), "accepted");
-  EXPECT_THAT(refusal(budget + "allow = [\"paging\"]\n"),
-              AllOf(HasSubstr("memory.allow"), HasSubstr("\"paging\" is none of its values"),
-                    HasSubstr("\"offload\", \"recompute\", \"compress\", \"compress_mxfp8\", \"algorithms\"")));
+  EXPECT_THAT(
+      refusal(budget + "allow = [\"paging\"]\n"),
+      AllOf(HasSubstr("memory.allow"), HasSubstr("\"paging\" is none of its values"),
+            HasSubstr("\"auto\", \"offload\", \"recompute\", \"compress\", \"compress_mxfp8\", \"algorithms\"")));
   EXPECT_THAT(refusal("[memory]\nallow = [\"offload\"]\n"), HasSubstr("do nothing without memory.budget"));
   const PlannedStep::Options usual = planned_step_options({}),
                              lossy = planned_step_options({.allow = {"compress_mxfp8"}});
-  EXPECT_TRUE(usual.offload && usual.recompute && usual.compress && usual.algorithms && !usual.compress_mxfp8);
+  EXPECT_TRUE(!usual.offload && usual.recompute && usual.compress && usual.algorithms && !usual.compress_mxfp8);
+  const PlannedStep::Options on_disk = planned_step_options({.folder = "/tmp", .host_bytes = "2KiB"});
+  EXPECT_TRUE(on_disk.offload && on_disk.recompute && on_disk.host_bytes == 2048);
   EXPECT_TRUE(!lossy.offload && !lossy.recompute && !lossy.compress && !lossy.algorithms && lossy.compress_mxfp8);
 }
 

@@ -64,7 +64,7 @@ inline void expect_the_same_bits(const RunConfig& plain, const RunConfig& planne
   expect_same_tensors(last_checkpoint(planned), last_checkpoint(plain));
 }
 
-enum class SlowTier { kMemory, kDisk };
+enum class SlowTier { kNone, kDisk };
 
 /// Against the same run without a budget; with a disk also in two micro-batches.
 inline void gives_the_same_bits_within_its_budget(const std::string& model, const std::string& budget, SlowTier tier) {
