@@ -198,7 +198,7 @@ ENTRIES = {
             "recommender.dim": ("5",),
             "recommender.grain": ("8",),
             "rows.files": ("other.tsv",),
-            "rows.format": ("csv", "rows.files=rows.txt"),
+            "rows.format": ("tsv", "rows.files=rows.csv"),
             "rows.group": ("user",),
             "rows.shuffle_window": ("1",),
             "rows.label": ("price > 20",),
@@ -230,6 +230,7 @@ ENTRIES = {
             "precision.gemm": ("native",),
             "memory.budget": ("0.5x", "train.checkpoint_activations=true"),
             "memory.folder": ("disk",),
+            "memory.host_bytes": ("'1MiB'",),
             "memory.allow": ("['recompute']",),
             "memory.solve_s": ("3",),
             "eval.max_tokens": ("99", "eval.every_steps=0"),
@@ -574,7 +575,7 @@ def write_inputs(folder: Path):
     lines = ["\t".join(map(str, row)) for row in rows]
     (folder / "rows.tsv").write_text("\n".join(lines) + "\n")
     (folder / "other.tsv").write_text("\n".join([lines[0], *reversed(lines[1:])]) + "\n")
-    (folder / "rows.txt").write_text("\n".join(lines).replace("\t", ",").replace("u1,", "u2,") + "\n")
+    (folder / "rows.csv").write_text("\n".join([lines[0].replace("slot", "slot, x"), *lines[1:]]) + "\n")
     (folder / "bad.tsv").write_text("\n".join([*lines, "too\tfew"]) + "\n")
     pq = pytest.importorskip("pyarrow.parquet")
     csv = pytest.importorskip("pyarrow.csv")

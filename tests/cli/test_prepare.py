@@ -119,10 +119,10 @@ def test_killed_at_any_moment_it_goes_on(tmp_path):
 def test_baselines_of_a_prepared_folder(tmp_path):
     text = b"the cat sat on the mat; the dog sat on the log. " * 400
     (tmp_path / "text.txt").write_bytes(text)
-    for tokenizer in ("bytes", "bpe"):
-        out = tmp_path / tokenizer
-        dovetail("prepare", tmp_path / "text.txt", "--out", out, "--tokenizer", tokenizer, "--vocab-size", 300, "--set",
-                 "data.validation_split=tail", "--set", "data.validation_fraction=0.1", folder=tmp_path)  # fmt: skip
+    split = ["--set", "data.validation_split=tail", "--set", "data.validation_fraction=0.1"]
+    for tokenizer in (["bytes"], ["bpe", "--vocab-size", 300]):
+        out = tmp_path / tokenizer[0]
+        dovetail("prepare", tmp_path / "text.txt", "--out", out, *split, "--tokenizer", *tokenizer, folder=tmp_path)
         script = [sys.executable, ROOT / "tools" / "text_baselines.py", out, "--json"]
         result = json.loads(subprocess.run(script, capture_output=True, text=True, check=True).stdout)
         assert result["held_out_bytes"] == len(text) - int(len(text) * 0.9)

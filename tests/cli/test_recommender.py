@@ -228,7 +228,7 @@ def test_errors_say_what_where_and_what_to_do(one):
     assert "no column `price`" in error["message"]
     assert "renamed.tsv" in json.dumps(error)
     for words, part in [
-        (["--shots", "2"], "--shots does nothing here"),
+        (["--shots", "2"], "--shots and --limit are about --task"),
         (["--predictions", "scores.parquet"], "name a .csv file"),
         (["--data", "none.tsv"], "names no file"),
     ]:

@@ -191,9 +191,7 @@ def test_two_columns_of_one_name(tmp_path):
         assert labels_of(tmp_path, data=name) == [0, 0, 1, 1]
         assert labels_of(tmp_path, "--columns", "1,b", data=name) == [0, 0, 1, 1]
         assert "both named" in refusal(tmp_path, "fit", "linear", "--data", name, "--target", "a", "--out", "r")
-        result = dovetail_json(
-            "fit", "linear", "--data", name, "--target", 1, "--out", "fit", "--fresh", folder=tmp_path
-        )
+        result = dovetail_json("fit", "linear", "--data", name, "--target", 1, "--out", name + "_fit", folder=tmp_path)
         assert result["columns"] == 2
 
 

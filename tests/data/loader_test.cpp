@@ -23,7 +23,6 @@ std::string prepared(const TemporaryFolder& folder, const std::string& name, siz
     for (size_t i = 0; i < size; ++i) text[i] = static_cast<char>('!' + i % 90);
   DataConfig config;
   config.text = {folder.write(name + ".txt", text).string()};
-  config.validation_split = "tail";
   config.validation_fraction = 0;
   prepare(config, folder.path() / name);
   return (folder.path() / name).string();

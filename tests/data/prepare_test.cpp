@@ -146,7 +146,7 @@ TEST_F(Prepare, NoticesEveryChange) {
   config_.tokenizer.vocab_size = 290;
   expect_new("vocabulary");
   // Back to settings that were there before: their data set again, without the tokenizer.
-  config_.tokenizer.kind = "bytes";
+  config_.tokenizer = {};
   const PrepareResult back = run();
   EXPECT_FALSE(back.reused);
   EXPECT_FALSE(manifests.insert(back.sha256).second);

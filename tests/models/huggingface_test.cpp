@@ -183,7 +183,7 @@ TEST_F(Huggingface, ImportNamesWhatIsNotSupported) {
       {"llama_untied", "layer_types has \"sliding_attention\"",
        [](Json& c) { c["layer_types"] = {"full_attention", "sliding_attention"}; }},
       {"gpt2", "activation_function = \"relu\"", [](Json& c) { c["activation_function"] = "relu"; }},
-      {"gpt2", "model.layers", [](Json& c) { c["n_layer"] = 0; }},
+      {"gpt2", "config.json: layers = 0", [](Json& c) { c["n_layer"] = 0; }},
       {"gpt2", "transformer.h.2", [](Json& c) { c["n_layer"] = 3; }},
       {"gpt2", "h.1.", [](Json& c) { c["n_layer"] = 1; }},
       {"gpt2", "config.json asks for [71, 40]", [](Json& c) { c["vocab_size"] = 71; }},

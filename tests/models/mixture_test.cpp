@@ -134,7 +134,8 @@ std::vector<std::pair<std::string, ModelConfig>> causal_mixtures() {
           ModelConfig c = mixture_by(router);
           c.moe.k = k, c.moe.drop = drop, c.moe.capacity_rule = rule;
           if (c.moe.drop != "none") {
-            c.moe.capacity_factor = 0.7, c.moe.slot_order = k == 2 ? "token" : "choice";
+            c.moe.capacity_factor = 0.7;
+            if (k == 2 && c.moe.drop == "position") c.moe.slot_order = "token";
             c.moe.pad_to_capacity = rule == std::string("switch");
             c.moe.eval_capacity_factor = rule == std::string("megatron") ? 0.7 : 0;
           }
