@@ -16,6 +16,7 @@ namespace dovetail::plan {
 namespace {
 
 constexpr int64_t kLeastFreed = 4096;  // bytes: less is not worth an operation
+constexpr int64_t kFreedAtOnce = 4 << 20;  // bytes: the process gives memory back once that much was freed
 constexpr int64_t kMostAgain = 10;     // runs for each recorded operation: with more the limit is too low to be reached
 
 /// Maximum bytes that an operation allocates at a time.
@@ -236,13 +237,16 @@ void OnlineRecompute::make_room(int64_t bytes) {
     if (cheapest == nullptr) break;
     cheapest->missing_s = cost(*cheapest) - cheapest->seconds;
     held -= cheapest->bytes;
+    freed_bytes_ += cheapest->bytes;
     if (cheapest->is_held()) {
       cheapest->impl.lock()->set_data_ptr_noswap(c10::DataPtr(nullptr, at::kCPU));
       cheapest->freed = true;
     }
     cheapest->own.reset();
   }
+  if (freed_bytes_ < kFreedAtOnce) return;
   give_back_freed_memory();
+  freed_bytes_ = 0;
 }
 
 /// Storages that cannot be made again once `storage` has changed, as operations that make them have read it.

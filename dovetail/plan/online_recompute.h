@@ -85,6 +85,7 @@ class OnlineRecompute {
   std::vector<int> current_;                       // storages of the operation that runs
   at::Tensor random_;
   int64_t found_bytes_ = 0, kept_before_ = 0, keep_all_bytes_ = 0, now_ = 0;
+  int64_t freed_bytes_ = 0;         // since memory was given back
   int64_t again_ = 0;               // operations that have run again
   int64_t allowance_ = 0;           // bytes that may be held though they are beyond the limit
   std::vector<c10::Storage> held_;  // results of operations that run once, which others are made from
