@@ -15,10 +15,9 @@
 #include "dovetail/cli/set_keys.h"
 #include "dovetail/plan/budget.h"
 #include "dovetail/plan/fit.h"
-#include "dovetail/plan/joint.h"
+#include "dovetail/plan/placed.h"
 #include "dovetail/plan/plan_cache.h"
 #include "dovetail/plan/profile.h"
-#include "dovetail/plan/search.h"
 #include "dovetail/plan/solve.h"
 
 namespace dovetail::cli {
@@ -117,9 +116,16 @@ class PlanCommand : public Command {
     try {
       const plan::Timeline timeline = plan::check(graph, plan);
       const plan::PlanOutcome outcome = plan::outcome_of(graph, plan, timeline);
+      const int64_t places_bytes = plan::lay_out(graph, plan, timeline).bytes + graph.base_bytes;
+      if (places_bytes > graph.budget_bytes)
+        throw UserError(fmt::format("the plan holds {} bytes at its peak, but no places for its tensors were found "
+                                    "within {} bytes: they take {}",
+                                    timeline.peak_bytes, graph.budget_bytes, places_bytes),
+                        "raise the budget to that", check_);
       if (request_.json) {
         Json json = {{"valid", true},
                      {"peak_bytes", timeline.peak_bytes},
+                     {"places_bytes", places_bytes},
                      {"peak_at_s", timeline.peak_at_s},
                      {"makespan_s", timeline.makespan_s},
                      {"host_peak_bytes", timeline.host_peak_bytes},
@@ -128,8 +134,9 @@ class PlanCommand : public Command {
         return print_json(json);
       }
       print(fmt::format(
-          "valid: peak {} MiB of {} MiB at {:.6g} s, ends at {:.6g} s, host {} MiB, {} operations again\n\n",
-          mib(timeline.peak_bytes), mib(graph.budget_bytes), timeline.peak_at_s, timeline.makespan_s,
+          "valid: peak {} MiB in places of {} MiB, of {} MiB, at {:.6g} s, ends at {:.6g} s, host {} MiB, {} operations "
+          "again\n\n",
+          mib(timeline.peak_bytes), mib(places_bytes), mib(graph.budget_bytes), timeline.peak_at_s, timeline.makespan_s,
           mib(timeline.host_peak_bytes), timeline.again));
       say_outcome(outcome, graph);
     } catch (const plan::InvalidPlan& error) {
@@ -154,16 +161,11 @@ class PlanCommand : public Command {
     if (graph.budget_bytes < floor.bytes)
       throw plan::below_floor(graph, floor, request_.budget.empty() ? "budget_bytes" : "--budget",
                               "raise the budget, lower the batch, or allow more techniques");
-    double bound_s = plan::least_s(graph);
-    const auto search = [&](const plan::Graph& within, const plan::SolveOptions& how) {
-      plan::JointSolution joint = plan::solve_jointly(within, how);
-      bound_s = joint.report.bound_s;
-      return std::move(joint.solution);
-    };
-    const plan::Solution made = plan::solve_known(
-        plan::PlanCache(plan::PlanCache::default_folder()), graph, options(),
-        [](const plan::Solution&) { return true; }, search);
-    const double gap = std::max(0.0, 1 - bound_s / made.schedule.expected_s);
+    const plan::PlacedSolution placed =
+        plan::solve_placed(graph, options(), plan::PlanCache(plan::PlanCache::default_folder()));
+    const plan::Solution& made = placed.solution;
+    const int64_t floor_bytes = std::min(placed.bytes, plan::placed_floor_of(graph, options()).bytes);
+    const double gap = std::max(0.0, 1 - placed.bound_s / made.schedule.expected_s);
     plan::Plan plan = made.schedule.plan;
     const plan::Timeline& timeline = made.schedule.timeline;
     plan.claimed_peak_bytes = timeline.peak_bytes;
@@ -173,14 +175,15 @@ class PlanCommand : public Command {
     int64_t bytes_on_host = 0;  // when the step begins
     for (const int t : plan.starts_on_host) bytes_on_host += graph.tensors[t].bytes;
     std::vector<plan::TradeOff> curve;
-    if (request_.curve) curve = plan::trade_off(graph, options(), kept.peak_bytes, kCurveBudgets, made);
+    if (request_.curve) curve = plan::trade_off(graph, options(), kept.peak_bytes, kCurveBudgets, placed);
     if (request_.json) {
       Json json = {{"budget_bytes", graph.budget_bytes},
                    {"keep_all_bytes", kept.peak_bytes},
-                   {"floor_bytes", floor.bytes},
+                   {"floor_bytes", floor_bytes},
                    {"peak_bytes", timeline.peak_bytes},
+                   {"places_bytes", placed.bytes},
                    {"makespan_s", timeline.makespan_s},
-                   {"bound_s", std::min(bound_s, made.schedule.expected_s)},
+                   {"bound_s", placed.bound_s},
                    {"gap", gap},
                    {"again", timeline.again},
                    {"starts_on_host", {{"tensors", plan.starts_on_host.size()}, {"bytes", bytes_on_host}}},
@@ -191,7 +194,7 @@ class PlanCommand : public Command {
       return print_json(json);
     }
     print(fmt::format("{} nodes, {} tensors; with everything kept {} MiB; floor {} MiB; budget {} MiB\n",
-                      graph.nodes.size(), graph.tensors.size(), mib(kept.peak_bytes), mib(floor.bytes),
+                      graph.nodes.size(), graph.tensors.size(), mib(kept.peak_bytes), mib(floor_bytes),
                       mib(graph.budget_bytes)));
     print(fmt::format("solved in {:.1f} s: within {:.2g} % of the fastest plan that there can be{}\n\n", made.seconds,
                       100 * gap, made.complete ? "" : " (--time-limit gives the search more)"));
@@ -201,9 +204,9 @@ class PlanCommand : public Command {
           fmt::format("\n{} storages of parameters and state, {} MiB, are on the host when the step begins and ends\n",
                       plan.starts_on_host.size(), mib(bytes_on_host)));
     print(
-        fmt::format("\npeak {} MiB; {:.6g} s simulated, {:.3f}x of every operation once at its fastest ({:.6g} s); {} "
-                    "operations again\n",
-                    mib(timeline.peak_bytes), timeline.makespan_s, timeline.makespan_s / made.bound_s, made.bound_s,
+        fmt::format("\npeak {} MiB in places of {} MiB; {:.6g} s simulated, {:.3f}x of every operation once at its "
+                    "fastest ({:.6g} s); {} operations again\n",
+                    mib(timeline.peak_bytes), mib(placed.bytes), timeline.makespan_s, timeline.makespan_s / made.bound_s, made.bound_s,
                     timeline.again));
     if (request_.curve) print("\n" + curve_table(curve, kept.peak_bytes, outcome.once_s));
   }

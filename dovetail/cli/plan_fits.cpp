@@ -11,6 +11,7 @@
 #include "dovetail/cli/output.h"
 #include "dovetail/cli/plan_config.h"
 #include "dovetail/plan/budget.h"
+#include "dovetail/plan/placed.h"
 #include "dovetail/train/memory_section.h"
 #include "dovetail/train/trial_step.h"
 
@@ -57,7 +58,8 @@ class Needs {
     Need need{.kept_bytes = plan::keep_all_bytes(graph), .beside_bytes = run_.memory.checkpoint};
     if (budget_.empty()) return need;
     need.budget_bytes = plan::parse_budget(budget_, need.kept_bytes);
-    need.floor_bytes = plan::floor_of(graph, options_).bytes;
+    need.floor_bytes = plan::floor_of(graph, options_).bytes;  // found at once, and no placed floor is less
+    if (need.floor_bytes <= need.budget_bytes) need.floor_bytes = plan::placed_floor_of(graph, options_).bytes;
     return need;
   }
 
@@ -156,7 +158,9 @@ std::string help_below_floor(const ResolvedRun& run, const std::shared_ptr<Group
   const plan::Sampled a{other, record_with(run, group, key, other)}, b{key.asked(), graph};
   const int64_t largest = largest_that([&](int64_t samples) {
     const plan::Graph at = plan::with_samples(a, b, samples);
-    return plan::floor_of(at, options).bytes <= plan::parse_budget(budget, plan::keep_all_bytes(at));
+    const int64_t budget_bytes = plan::parse_budget(budget, plan::keep_all_bytes(at));
+    return plan::floor_of(at, options).bytes <= budget_bytes &&
+           plan::placed_floor_of(at, options).bytes <= budget_bytes;
   });
   if (largest == 0 || largest >= key.asked())
     return fmt::format("raise the budget: no {} is small enough for it", key.name());

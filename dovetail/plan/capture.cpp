@@ -201,7 +201,7 @@ class Recorder : public OperationHandler {
   }
 
   CapturedStep finish(const std::vector<at::Tensor>& results) {
-    if (later_ == LaterSteps::kCalled) drop_gradients(step_, storages_);
+    if (later_ != LaterSteps::kNone) drop_gradients(step_, storages_);
     if (within_) within_->restore();
     for (const at::Tensor& tensor : results) step_.results.push_back(used(tensor, "the result of the step", ""));
     for (const TensorUse& use : step_.results)

@@ -32,8 +32,8 @@ enum class LaterSteps { kReplayed, kCalled, kNone };
 /// - reads memory that no operator has written: a kernel on pointers did (base/operation.h).
 ///
 /// Writes are found by a fingerprint of each storage before and after each operation: a schema does not name all.
-/// UserError where a storage changes between two operations. Gradients of `tensors.parameters` that a called step makes
-/// are dropped at its end; any other tensor that is still held then is a result.
+/// UserError where a storage changes between two operations. Gradients of `tensors.parameters` that the step makes are
+/// dropped at its end, unless kNone. In a called step any other tensor that is still held then is a result.
 ///
 /// With `limit` the step holds no more memory meanwhile where it can (plan/online_recompute.h).
 ///

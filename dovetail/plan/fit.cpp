@@ -64,6 +64,7 @@ int64_t keep_all_bytes(const Graph& graph) {
 UserError below_floor(const Graph& graph, const Floor& floor, const std::string& what, const std::string& help) {
   std::string message = fmt::format("{} = {} is below the floor of this step, {}\n  ", what,
                                     binary_size(graph.budget_bytes), binary_size(floor.bytes));
+  const int64_t held = floor.bytes - floor.gaps_bytes;
   if (floor.node < 0) {
     message += "that is what it keeps of its inputs, parameters and state when it begins";
   } else {
@@ -82,14 +83,15 @@ UserError below_floor(const Graph& graph, const Floor& floor, const std::string&
     const int64_t changed = sum(node.mutates), made = sum(node.outputs);
     int64_t read = changed + sum(node.inputs);
     const int64_t workspace = floor.workspace_bytes;
-    read = std::min(read, floor.bytes - made - workspace);  // less what it finds on the host
+    read = std::min(read, held - made - workspace);  // less what it finds on the host
     message += fmt::format("the largest single operation is {}{} (inputs {}, outputs {}, workspace {}",
                            words(node.name), node.layer.empty() ? "" : fmt::format(" of `{}`", node.layer),
                            binary_size(read), binary_size(made), binary_size(workspace));
-    if (const int64_t rest = floor.bytes - read - made - workspace; rest > 0)
+    if (const int64_t rest = held - read - made - workspace; rest > 0)
       message += fmt::format("; {} beside it may not leave", binary_size(rest));
     message += ")";
   }
+  if (floor.gaps_bytes > 0) message += fmt::format(", and gaps between places take {}", binary_size(floor.gaps_bytes));
   return UserError(message, help);
 }
 

@@ -43,7 +43,8 @@ class Arranger {
       for (auto& span : held.block.spans)
         if (span.second < 0) span.second = end_ + 1;
     std::vector<Block> blocks;
-    for (const Held& held : held_) blocks.push_back(held.block);
+    const bool anywhere = !sizes_are_planned();
+    for (const Held& held : held_) blocks.push_back({held.block.bytes, held.block.spans, anywhere});
     const Packing packing = pack(blocks, graph_.budget_bytes - graph_.base_bytes);
     const auto offset = [&](int block) { return block < 0 ? -1 : packing.offsets[block]; };
     Layout out{.bytes = packing.bytes, .outputs = std::vector<std::vector<int64_t>>(plan_.actions.size())};
@@ -62,6 +63,11 @@ class Arranger {
     std::vector<std::pair<int, int>>
         left;  // copies to the host: the action, and from which action on its place is free
   };
+
+  bool sizes_are_planned() const {
+    return std::all_of(graph_.tensors.begin(), graph_.tensors.end(),
+                       [](const GraphTensor& tensor) { return tensor.bytes == planned_bytes(tensor.bytes); });
+  }
 
   /// A span of the tensor's memory that begins with action `from`.
   int open(int tensor, int from) {

@@ -17,7 +17,8 @@ struct Layout {
   std::vector<std::vector<int64_t>> outputs;  ///< of each compute: where each of its node's outputs goes
   std::vector<std::vector<int>> waits;        ///< of each action: copies to the host that must have left its places
 };
-/// Within the budget of `graph` if places are found that are.
+/// Within the budget of `graph` if places are found that are. Addresses are aligned (plan/packing.h) where all tensors
+/// have sizes of `planned_bytes`, as in each recorded step; another graph's tensors lie anywhere.
 Layout lay_out(const Graph& graph, const Plan& plan, const Timeline& timeline);
 
 }  // namespace dovetail::plan

@@ -108,13 +108,29 @@ void OnlineRecompute::after(bool gives_memory) {
     entry.by = {index};
     entry.seconds = operation.seconds;
   }
-  const auto can_run_again = [&](const std::vector<int>& results) {
-    return std::any_of(results.begin(), results.end(), [&](int s) { return entries_[s].made && !entries_[s].fixed; });
-  };
-  if (can_run_again(operation.makes) || can_run_again(operation.writes))
-    for (const int s : run.reads)
-      if (entries_[s].made && entries_[s].fixed && entries_[s].is_held()) held_.push_back(storage_of(s));
+  keep_sources(operation, run.reads);
   make_room(0);
+}
+
+/// Sources that are fixed stay for results that can be made again. A lost source does not: it is a gradient under way,
+/// to which autograd adds in place only while nobody else holds it. What is made from it is lost, too.
+void OnlineRecompute::keep_sources(const CapturedOperation& operation, const std::vector<int>& reads) {
+  std::vector<int> sources, results;
+  bool lost = false;
+  for (const int s : reads)
+    if (const Entry& source = entries_[s]; source.made && source.fixed && source.is_held()) {
+      sources.push_back(s);
+      lost = lost || source.lost;
+    }
+  for (const auto* list : {&operation.makes, &operation.writes})
+    for (const int s : *list)
+      if (entries_[s].made && !entries_[s].fixed) results.push_back(s);
+  if (results.empty()) return;
+  if (lost) {
+    for (const int s : results) entries_[s].fixed = entries_[s].lost = true;
+  } else {
+    for (const int s : sources) held_.push_back(storage_of(s));
+  }
 }
 
 void OnlineRecompute::restore() {

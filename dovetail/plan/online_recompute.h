@@ -73,6 +73,7 @@ class OnlineRecompute {
   std::vector<int> missing(const std::vector<int>& wanted) const;
   void run_again(int operation, int wanted);
   void make_room(int64_t bytes);
+  void keep_sources(const CapturedOperation& operation, const std::vector<int>& reads);
   double cost(const Entry& entry) const;
   std::vector<int> lost_by_writing(int storage) const;
 

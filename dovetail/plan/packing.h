@@ -18,6 +18,7 @@ int64_t alignment_of(int64_t bytes);
 struct Block {
   int64_t bytes = 0;
   std::vector<std::pair<int, int>> spans;  ///< ascending, disjoint
+  bool anywhere = false;                   ///< at any address: its alignment does not count
 };
 
 /// Addresses for blocks so that no two that are held at one time overlap, by first fit in several orders, and in those

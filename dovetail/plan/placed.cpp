@@ -3,15 +3,90 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
+#include <optional>
 #include <utility>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/plan/fit.h"
 #include "dovetail/plan/search.h"
 
 namespace dovetail::plan {
 
 namespace {
+
+/// Plans within the budget of `graph` that are found at once: one of a search, and those with everything away. Each set
+/// of decisions comes once.
+class FoundAtOnce {
+ public:
+  FoundAtOnce(const Graph& graph, const SolveOptions& options) : graph_(graph), at_once_(options) {
+    at_once_.start.reset();
+    at_once_.time_limit_s = 0;
+  }
+
+  /// Visits plans until one is the last. False without a plan of a search.
+  bool visit(int64_t budget_bytes, const std::function<bool(PlacedSolution)>& is_last) {
+    graph_.budget_bytes = budget_bytes;
+    try {
+      Solution found = solve(graph_, at_once_);
+      if (is_new(found.decisions) && is_last(with_places(graph_, std::move(found)))) return true;
+    } catch (const UserError&) {  // none for so little
+      return false;
+    }
+    const Search search(graph_, at_once_);
+    SolveOptions within_step = at_once_;
+    within_step.across_steps = false;
+    for (const SolveOptions& allowed : {at_once_, within_step})
+      for (const Keep keep : {Keep::kHost, Keep::kAgain, Keep::kAgainEarly, Keep::kPacked}) {
+        Decisions decisions = search.all_away(keep, allowed);
+        auto schedule = search.scheduler().schedule(decisions, budget_bytes);
+        if (!schedule || !is_new(decisions)) continue;
+        if (is_last(with_places(graph_, {.decisions = std::move(decisions),
+                                         .schedule = std::move(*schedule),
+                                         .budget_bytes = budget_bytes,
+                                         .bound_s = least_s(graph_)})))
+          return true;
+      }
+    return true;
+  }
+
+ private:
+  bool is_new(const Decisions& decisions) {
+    if (std::find(visited_.begin(), visited_.end(), decisions) != visited_.end()) return false;
+    visited_.push_back(decisions);
+    return true;
+  }
+
+  Graph graph_;
+  SolveOptions at_once_;
+  std::vector<Decisions> visited_;
+};
+
+/// The plan of `placed_floor_of`.
+PlacedSolution least_placed(const Graph& graph, const SolveOptions& options) {
+  constexpr int kBudgets = 8;
+  const int64_t floor = floor_of(graph, options).bytes;
+  const int64_t all = std::max(keep_all_bytes(graph), floor);
+  FoundAtOnce found(graph, options);
+  std::optional<PlacedSolution> least;
+  for (int i = kBudgets; i >= 0; --i) {
+    const int64_t budget_bytes = i == kBudgets ? floor : floor + ((all - floor) >> i);
+    found.visit(budget_bytes, [&](PlacedSolution made) {
+      if (!least || made.bytes < least->bytes) least = std::move(made);
+      return least->bytes <= budget_bytes;
+    });
+    if (least && least->bytes <= budget_bytes) break;
+  }
+  DOVETAIL_CHECK(least.has_value(), "no plan keeps everything within {} bytes", all);
+  return std::move(*least);
+}
+
+Floor with_gaps(Floor floor, int64_t placed_bytes) {
+  floor.gaps_bytes = std::max<int64_t>(placed_bytes - floor.bytes, 0);
+  floor.bytes += floor.gaps_bytes;
+  return floor;
+}
 
 /// Looks for a plan whose places lie within the budget.
 class PlacedSearch {
@@ -22,11 +97,6 @@ class PlacedSearch {
   PlacedSolution run() {
     search();
     if (!best_) take_what_is_found_at_once();
-    if (!best_)
-      throw UserError(fmt::format("plan: no plan within {} bytes was found whose tensors find places there; the least "
-                                  "memory that one takes is {} bytes",
-                                  graph_.budget_bytes, least_bytes_),
-                      "raise the budget a little");
     best_->bound_s = bound_s_;
     best_->solution.seconds = now_seconds() - started_s_;
     return std::move(*best_);
@@ -34,12 +104,8 @@ class PlacedSearch {
 
  private:
   /// By how much its places are beyond the budget, or 0: then it is kept, if it is the fastest.
-  int64_t place(Solution solution) {
-    PlacedSolution made{.solution = std::move(solution)};
-    made.layout = lay_out(graph_, made.solution.schedule.plan, made.solution.schedule.timeline);
-    const int64_t bytes = made.layout.bytes + graph_.base_bytes;
-    if (least_bytes_ == 0 || bytes < least_bytes_) least_bytes_ = bytes;
-    if (bytes > graph_.budget_bytes) return bytes - graph_.budget_bytes;
+  int64_t take(PlacedSolution made) {
+    if (made.bytes > graph_.budget_bytes) return made.bytes - graph_.budget_bytes;
     if (!best_ || made.solution.schedule.expected_s < best_->solution.schedule.expected_s) best_ = std::move(made);
     return 0;
   }
@@ -57,12 +123,11 @@ class PlacedSearch {
       try {
         joint = solve_jointly(within, next);
       } catch (const UserError&) {  // none for less
-        if (i == 0) throw;
         return;
       }
       if (i == 0) bound_s_ = joint.report.bound_s;
       next.start = joint.solution.decisions;
-      const int64_t excess = place(std::move(joint.solution));
+      const int64_t excess = take(with_places(graph_, std::move(joint.solution)));
       if (excess == 0 || within.budget_bytes == floor_bytes_) return;
       within.budget_bytes -= std::max(excess, graph_.budget_bytes / 100);
       within.budget_bytes = std::max(within.budget_bytes, floor_bytes_);
@@ -72,57 +137,58 @@ class PlacedSearch {
   /// Slower plans, of ever less memory: so whether there is an answer does not depend on the time that there is.
   void take_what_is_found_at_once() {
     constexpr int kTimes = 9;
-    Graph within = graph_;
-    SolveOptions at_once = options_, within_step = options_;
-    at_once.time_limit_s = 0;
-    within_step.across_steps = false;
+    FoundAtOnce found(graph_, options_);
+    const auto take_each = [&](PlacedSolution made) {
+      take(std::move(made));
+      return false;
+    };
     for (int i = 0; i < kTimes && !best_; ++i) {
-      within.budget_bytes = graph_.budget_bytes - (graph_.budget_bytes - floor_bytes_) * i / (kTimes - 1);
-      try {
-        place(solve(within, at_once));
-      } catch (const UserError&) {  // none for so little
-        return;
-      }
-      const Search search(within, at_once);
-      for (const SolveOptions& allowed : {options_, within_step})
-        for (const Keep keep : {Keep::kHost, Keep::kAgain, Keep::kAgainEarly, Keep::kPacked}) {
-          Decisions decisions = search.all_away(keep, allowed);
-          if (auto schedule = search.scheduler().schedule(decisions, within.budget_bytes))
-            place({.decisions = std::move(decisions),
-                   .schedule = std::move(*schedule),
-                   .budget_bytes = within.budget_bytes,
-                   .bound_s = least_s(graph_)});
-        }
+      const int64_t budget_bytes = graph_.budget_bytes - (graph_.budget_bytes - floor_bytes_) * i / (kTimes - 1);
+      if (!found.visit(budget_bytes, take_each)) break;
     }
+    if (best_) return;
+    PlacedSolution least = least_placed(graph_, options_);
+    if (least.bytes > graph_.budget_bytes)
+      throw below_floor(graph_, with_gaps(floor_of(graph_, options_), least.bytes), "the budget", "raise the budget");
+    take(std::move(least));
   }
 
   const Graph& graph_;
   const SolveOptions& options_;
   const int64_t floor_bytes_;
   const double started_s_;
-  double bound_s_ = 0;
-  int64_t least_bytes_ = 0;  // that a plan took with its places
+  double bound_s_ = least_s(graph_);
   std::optional<PlacedSolution> best_;
 };
 
 }  // namespace
 
+PlacedSolution with_places(const Graph& graph, Solution solution) {
+  PlacedSolution out{.solution = std::move(solution)};
+  out.layout = lay_out(graph, out.solution.schedule.plan, out.solution.schedule.timeline);
+  out.bytes = out.layout.bytes + graph.base_bytes;
+  return out;
+}
+
+Floor placed_floor_of(const Graph& graph, const SolveOptions& options) {
+  SolveOptions how = options;
+  how.fetches_wait = false;
+  return with_gaps(floor_of(graph, how), least_placed(graph, how).bytes);
+}
+
 PlacedSolution solve_placed(const Graph& graph, const SolveOptions& options, const PlanCache& cache) {
   SolveOptions how = options;
   how.fetches_wait = false;
-  PlacedSolution out;
-  out.bound_s = least_s(graph);
-  const auto place = [&](const Solution& solution) {
-    out.layout = lay_out(graph, solution.schedule.plan, solution.schedule.timeline);
-    return out.layout.bytes + graph.base_bytes <= graph.budget_bytes;
-  };
-  out.solution = solve_known(cache, graph, how, place, [&](const Graph& within, const SolveOptions& next) {
+  double bound_s = least_s(graph);
+  const auto fits = [&](const Solution& solution) { return with_places(graph, solution).bytes <= graph.budget_bytes; };
+  Solution found = solve_known(cache, graph, how, fits, [&](const Graph& within, const SolveOptions& next) {
     PlacedSolution made = PlacedSearch(within, next).run();
-    out.bound_s = made.bound_s;
+    bound_s = made.bound_s;
     return std::move(made.solution);
   });
-  out.bound_s = std::min(out.bound_s, out.solution.schedule.expected_s);
-  DOVETAIL_CHECK(place(out.solution), "a placed plan of {} bytes", out.layout.bytes);
+  PlacedSolution out = with_places(graph, std::move(found));
+  out.bound_s = std::min(bound_s, out.solution.schedule.expected_s);
+  DOVETAIL_CHECK(out.bytes <= graph.budget_bytes, "a placed plan of {} bytes", out.bytes);
   return out;
 }
 

@@ -10,15 +10,24 @@ struct PlacedSolution {
   Solution solution;
   double bound_s = 0;  ///< JointReport::bound_s, of the budget that was asked for
   Layout layout;
+  int64_t bytes = 0;  ///< all places and the base bytes
 };
+
+/// Places for everything that a plan holds (plan/layout.h). The budget of `graph` does not bind.
+PlacedSolution with_places(const Graph& graph, Solution solution);
+
+/// The least memory that these options take with places: the least that a plan takes among the plans that are found at
+/// once, at the floor and above it. Each budget from here on has a plan by `solve_placed`. The node is the one of
+/// `floor_of`, the bytes beyond its floor are `gaps_bytes`.
+Floor placed_floor_of(const Graph& graph, const SolveOptions& options);
 
 /// A plan whose places and base bytes all lie within `graph.budget_bytes`. What a plan holds at a time may be less than
 /// the memory that its places span, where they leave gaps between them: then `solve_jointly` is asked for less, up to
 /// five times, and down to the floor. The time limit holds for all. If none of these finds places, the plans are taken
 /// that are found at once, with everything away: so whether there is an answer does not depend on the time that there
 /// is. Never slower than one that `cache` has of this step.
-/// Fetches do not wait (SolveOptions::fetches_wait), whatever the options say. UserError as `solve`, and if no plan
-/// that was found has places within the budget.
+/// Fetches do not wait (SolveOptions::fetches_wait), whatever the options say. UserError below the floor, and
+/// where no plan finds places, which happens below `placed_floor_of` alone.
 PlacedSolution solve_placed(const Graph& graph, const SolveOptions& options, const PlanCache& cache = PlanCache({}));
 
 }  // namespace dovetail::plan

@@ -39,6 +39,7 @@ struct Decisions {
   std::vector<int> codec;  ///< of each gap that is packed
   /// Of each node. One that finds tensors on the host goes with their gaps (Scheduler::gaps_on_host) spent there.
   std::vector<int> algorithms;
+  bool operator==(const Decisions&) const = default;
 };
 
 /// The actions that decisions come to, and how they run.

@@ -34,6 +34,7 @@ struct Floor {
   int64_t bytes = 0;
   int node = -1;
   int64_t workspace_bytes = 0;  ///< workspace that the node is counted with
+  int64_t gaps_bytes = 0;       ///< between places (placed_floor_of); `floor_of` knows no places
 };
 Floor floor_of(const Graph& graph, const SolveOptions& options);
 

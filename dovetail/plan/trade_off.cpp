@@ -11,14 +11,10 @@
 namespace dovetail::plan {
 namespace {
 
-int64_t placed_bytes(const Graph& graph, const Solution& solution) {
-  return lay_out(graph, solution.schedule.plan, solution.schedule.timeline).bytes + graph.base_bytes;
-}
-
 /// Of the budget of `graph`; nothing where the search finds none in its time.
-std::optional<Solution> try_to_place(const Graph& graph, const SolveOptions& options) {
+std::optional<PlacedSolution> try_to_place(const Graph& graph, const SolveOptions& options) {
   try {
-    return solve_placed(graph, options).solution;
+    return solve_placed(graph, options);
   } catch (const UserError&) {
     return std::nullopt;
   }
@@ -27,7 +23,7 @@ std::optional<Solution> try_to_place(const Graph& graph, const SolveOptions& opt
 }  // namespace
 
 std::vector<TradeOff> trade_off(const Graph& graph, const SolveOptions& options, int64_t keep_all_bytes, int budgets,
-                                const Solution& known) {
+                                const PlacedSolution& known) {
   const int64_t floor_bytes = floor_of(graph, options).bytes;
   std::set<int64_t> asked = {graph.budget_bytes};
   for (int i = 1; i <= budgets; ++i) asked.insert(floor_bytes + (keep_all_bytes - floor_bytes) * i / budgets);
@@ -36,15 +32,10 @@ std::vector<TradeOff> trade_off(const Graph& graph, const SolveOptions& options,
   SolveOptions next = options;
   for (const int64_t budget : asked) {
     within.budget_bytes = budget;
-    std::optional<Solution> found;
-    if (budget == graph.budget_bytes && placed_bytes(graph, known) <= budget)
-      found = known;
-    else
-      found = try_to_place(within, next);
-    const bool faster = found && (curve.empty() || found->schedule.expected_s < curve.back().expected_s);
-    if (faster) {
-      curve.push_back({budget, found->schedule.expected_s, placed_bytes(within, *found)});
-      next.start = std::move(found->decisions);
+    std::optional<PlacedSolution> found = budget == graph.budget_bytes ? known : try_to_place(within, next);
+    if (found && (curve.empty() || found->solution.schedule.expected_s < curve.back().expected_s)) {
+      curve.push_back({budget, found->solution.schedule.expected_s, found->bytes});
+      next.start = std::move(found->solution.decisions);
     } else if (!curve.empty()) {  // the plan of less memory is one of more
       curve.push_back({budget, curve.back().expected_s, curve.back().placed_bytes});
     }

@@ -4,7 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <vector>
 
-#include "dovetail/plan/solve.h"
+#include "dovetail/plan/placed.h"
 
 namespace dovetail::plan {
 
@@ -16,12 +16,12 @@ struct TradeOff {
 };
 
 /// The time of a step against its budget: of `budgets` evenly spaced from above the floor to `keep_all_bytes`, and of
-/// the graph's own, for which `known` is the plan if its tensors find places there. Each point is that of a plan whose
-/// tensors do (plan/placed.h), so of one that can be run; it is searched for `options.time_limit_s`, from the plan of
+/// the graph's own, for which `known` is the plan. Each point is that of a plan whose tensors find places within the
+/// budget (plan/placed.h), so of one that can be run; it is searched for `options.time_limit_s`, from the plan of
 /// the budget below it on, so the time never rises with the budget. Budgets below the first one for which a plan is
 /// found are left out.
 std::vector<TradeOff> trade_off(const Graph& graph, const SolveOptions& options, int64_t keep_all_bytes, int budgets,
-                                const Solution& known);
+                                const PlacedSolution& known);
 
 nlohmann::ordered_json to_json(const std::vector<TradeOff>& curve);
 

@@ -31,6 +31,7 @@ namespace {
 constexpr const char* kOneSize =
     "leave out a last batch that is smaller, or fill it up with rows whose loss is not counted; "
     "PlannedStep::Options::anew records and plans each new size again";
+constexpr double kAssumedBytesPerS = 1e9;
 constexpr int kRecordedSteps = 3;
 constexpr int kProfiledSteps = 4;  // the first warms up
 constexpr int64_t kMeasuredCopyBytes = int64_t{128} << 20;
@@ -130,6 +131,9 @@ struct PlannedStep::State {
     if (allowed.compress_mxfp8) plan::allow_loss(*captured, out);
     if (allowed.offload && allowed.folder.empty()) plan::add_host_updates(*captured, out);
     out.graph.host_bytes = allowed.host_bytes;
+    // Rates are assumed until they are measured.
+    out.graph.bandwidth = {.to_host = kAssumedBytesPerS, .to_device = kAssumedBytesPerS};
+    for (plan::Codec& codec : out.graph.codecs) codec.encode_bytes_per_s = codec.decode_bytes_per_s = kAssumedBytesPerS;
     return out;
   }
 
@@ -139,13 +143,13 @@ struct PlannedStep::State {
     return plan::check(unlimited, plan::keep_all(unlimited));
   }
 
-  plan::Solution solve(double time_limit_s) {
+  plan::PlacedSolution solve(double time_limit_s) {
     plan::SolveOptions how = solve_options(options);
     how.time_limit_s = time_limit_s;
-    plan::Solution solution = plan::solve_placed(graph.graph, how, plan::PlanCache(options.plans)).solution;
-    plan = solution.schedule.plan;
-    solved_s += solution.seconds;
-    return solution;
+    plan::PlacedSolution made = plan::solve_placed(graph.graph, how, plan::PlanCache(options.plans));
+    plan = made.solution.schedule.plan;
+    solved_s += made.solution.seconds;
+    return made;
   }
 
   std::string what_would_lower(const plan::Floor& floor) const {
@@ -187,15 +191,16 @@ struct PlannedStep::State {
     plan::share_times(graph.graph, plan);
     executor.reset();  // solving takes memory, too
     const plan::Timeline all = kept();
-    const plan::Solution solution = solve(options.solve_s);
+    const plan::PlacedSolution placed = solve(options.solve_s);
+    const plan::Solution& solution = placed.solution;
     plan::SolveOptions quick = solve_options(options);
     quick.time_limit_s /= kShareOfCurve;
     if (options.curve_budgets > 0)
-      curve = plan::trade_off(graph.graph, quick, all.peak_bytes, options.curve_budgets, solution);
+      curve = plan::trade_off(graph.graph, quick, all.peak_bytes, options.curve_budgets, placed);
     const plan::PlanOutcome outcome = plan::outcome_of(graph.graph, plan, solution.schedule.timeline);
     MemoryPlanReport made{.budget_bytes = graph.graph.budget_bytes,
                           .keep_all_bytes = all.peak_bytes,
-                          .floor_bytes = plan::floor_of(graph.graph, solve_options(options)).bytes,
+                          .floor_bytes = std::min(placed.bytes, plan::placed_floor_of(graph.graph, solve_options(options)).bytes),
                           .offloaded_bytes = outcome.to_host_bytes,
                           .again_bytes = outcome.again_bytes,
                           .on_host_bytes = outcome.on_host_bytes,

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -58,12 +59,13 @@ class CountingAllocator : public c10::Allocator {
 };
 
 /// Layers with dropout, an in-place activation and a residual path, whose parameters take little beside activations.
+/// With norms, autograd adds to the gradient of the residual path in place.
 struct DeepStep {
   static constexpr int kLayers = 24;
   static constexpr int64_t kWidth = 64, kRows = 1024;
   static constexpr int64_t kActivation = kRows * kWidth * 4;
 
-  DeepStep() {
+  explicit DeepStep(bool with_norms = false) : with_norms(with_norms) {
     CountingAllocator::instance();
     at::manual_seed(3);
     for (int i = 0; i < kLayers; ++i)
@@ -74,7 +76,7 @@ struct DeepStep {
     for (auto& [name, parameter] : parameters) parameter.mutable_grad().reset();
     at::Tensor y = x;
     for (int i = 0; i < kLayers; ++i) {
-      at::Tensor h = y.mm(parameters[i].second);
+      at::Tensor h = (with_norms ? at::layer_norm(y, {kWidth}) : y).mm(parameters[i].second);
       h.relu_();
       y = y + at::dropout(h, 0.1, /*train=*/true).tanh();
     }
@@ -87,6 +89,7 @@ struct DeepStep {
   }
   StepTensors tensors() const { return {.inputs = {{"x", x}}, .parameters = parameters}; }
 
+  bool with_norms;
   at::Tensor x;
   std::vector<std::pair<std::string, at::Tensor>> parameters;
   std::vector<double> losses;
@@ -111,30 +114,32 @@ RecordingLimit share(const std::string& budget, const CapturedStep* previous = n
           .previous = previous};
 }
 
-class OnlineRecomputeShares : public ::testing::TestWithParam<double> {};
+class OnlineRecomputeShares : public ::testing::TestWithParam<std::tuple<double, bool>> {};
 
 TEST_P(OnlineRecomputeShares, HoldTheirLimitAndGiveTheBitsOfAnEagerStep) {
-  DeepStep eager, limited;
+  const auto [share_of_all, with_norms] = GetParam();
+  DeepStep eager(with_norms), limited(with_norms);
   at::manual_seed(4);
   const int64_t everything = eager_bytes(eager);
   at::manual_seed(4);
   CountingAllocator& counted = CountingAllocator::instance();
   const int64_t before = counted.now, found = DeepStep::kActivation + DeepStep::kLayers * DeepStep::kWidth * 64 * 4;
-  const std::string budget = fmt::format("{}x", GetParam());
+  const std::string budget = fmt::format("{}x", share_of_all);
   std::optional<CapturedStep> previous;
   for (int i = 0; i < 3; ++i) {
     counted.peak = before;
     CapturedStep step = record_step([&] { return limited(); }, limited.tensors(), LaterSteps::kCalled,
                                     share(budget, previous ? &*previous : nullptr));
     // The step's tensors before it count towards the limit. An operation whose need is unknown exceeds it once.
-    const double limit = GetParam() * static_cast<double>(everything + found) - static_cast<double>(found);
+    const double limit = share_of_all * static_cast<double>(everything + found) - static_cast<double>(found);
     EXPECT_LE(static_cast<double>(counted.peak - before), limit + (previous ? 1 : 3) * DeepStep::kActivation) << i;
     previous = std::move(step);
   }
   expect_same(limited, eager);
 }
 
-INSTANTIATE_TEST_SUITE_P(Budgets, OnlineRecomputeShares, ::testing::Values(0.3, 0.5, 0.8));
+INSTANTIATE_TEST_SUITE_P(Budgets, OnlineRecomputeShares,
+                         ::testing::Combine(::testing::Values(0.3, 0.5, 0.8), ::testing::Bool()));
 
 TEST(OnlineRecompute, AtAnImpossibleLimitStepsEndWithTheSameBits) {
   DeepStep eager, limited;

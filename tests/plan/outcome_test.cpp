@@ -278,6 +278,22 @@ TEST(Fit, BelowTheFloorNamesTheOperationAndItsParts) {
                "2.00 MiB, workspace 1.00 MiB)");
 }
 
+TEST(Fit, BelowAFloorWithPlacesTellsOfTheGaps) {
+  Graph graph;
+  graph.tensors = {{.id = "x", .bytes = 3 << 20, .kind = TensorKind::kInput},
+                   {.id = "y", .bytes = 2 << 20, .kind = TensorKind::kActivation}};
+  graph.nodes = {{.name = "aten::relu:1", .inputs = {0}, .outputs = {1}, .algorithms = {{"captured", 1, 0}}}};
+  graph.final = {1};
+  graph.budget_bytes = 4 << 20;
+  Floor floor = floor_of(graph, {});
+  floor.gaps_bytes = 1 << 20;
+  floor.bytes += floor.gaps_bytes;
+  EXPECT_STREQ(below_floor(graph, floor, "memory.budget", "less").what(),
+               "memory.budget = 4.00 MiB is below the floor of this step, 6.00 MiB\n"
+               "  the largest single operation is relu (inputs 3.00 MiB, outputs 2.00 MiB, workspace 0 B), and gaps "
+               "between places take 1.00 MiB");
+}
+
 TEST(Fit, WhatAnUpdateFindsOnTheHostIsNoPartOfTheFloor) {
   Graph graph;
   graph.tensors = {{.id = "w", .bytes = 1 << 20, .kind = TensorKind::kParam},
@@ -322,7 +338,7 @@ TEST(TradeOff, NeverRisesWithTheBudgetAndEachPointCanBeRun) {
     Graph graph = placeable_step(random);
     const int64_t floor = floor_of(graph, {}).bytes, all = check(graph, keep_all(graph)).peak_bytes;
     graph.budget_bytes = (floor + all) / 2;
-    const Solution known = solve_placed(graph, {.time_limit_s = 0.5}).solution;
+    const PlacedSolution known = solve_placed(graph, {.time_limit_s = 0.5});
     const auto curve = trade_off(graph, {.time_limit_s = 0.2}, all, 4, known);
     ASSERT_GE(curve.size(), 3);
     for (const TradeOff& point : curve) {
@@ -336,7 +352,7 @@ TEST(TradeOff, NeverRisesWithTheBudgetAndEachPointCanBeRun) {
     const auto asked = std::find_if(curve.begin(), curve.end(),
                                     [&](const TradeOff& point) { return point.budget_bytes == graph.budget_bytes; });
     ASSERT_NE(asked, curve.end());
-    EXPECT_LE(asked->expected_s, known.schedule.expected_s);
+    EXPECT_LE(asked->expected_s, known.solution.schedule.expected_s);
   }
 }
 

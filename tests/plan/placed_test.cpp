@@ -57,6 +57,29 @@ TEST(Placed, ThereIsAnAnswerWhereEverythingAwayHasPlaces) {
   EXPECT_GE(asked, 100);
 }
 
+TEST(Placed, EachBudgetFromThePlacedFloorOnHasAPlan) {
+  Random random(33);
+  int with_gaps = 0;
+  for (int round = 0; round < 120; ++round) {
+    SCOPED_TRACE(round);
+    Graph graph = placed_step(random, draw(random, 4, 12));
+    const SolveOptions options{.offload = round % 3 > 0, .compress = round % 3 > 1, .time_limit_s = 0};
+    const Floor floor = placed_floor_of(graph, options);
+    EXPECT_EQ(floor.bytes, floor_of(graph, options).bytes + floor.gaps_bytes);
+    with_gaps += floor.gaps_bytes > 0 ? 1 : 0;
+    for (const int64_t more : {int64_t{0}, int64_t{64}, floor.bytes / 10}) {
+      graph.budget_bytes = floor.bytes + more;
+      const PlacedSolution made = solve_placed(graph, options);
+      EXPECT_LE(made.bytes, graph.budget_bytes);
+      EXPECT_EQ(made.bytes, made.layout.bytes + graph.base_bytes);
+      check(graph, made.solution.schedule.plan);
+    }
+    graph.budget_bytes = floor_of(graph, options).bytes - 1;
+    EXPECT_THROW(solve_placed(graph, options), UserError);
+  }
+  EXPECT_GE(with_gaps, 10);
+}
+
 // A place is had by one tensor at a time of the simulation, so all places together are no less than it says is held.
 TEST(Placed, PlacesAreNoLessThanThePeakOfTheSimulation) {
   Random random(32);
