@@ -133,11 +133,12 @@ class PlanCommand : public Command {
         json.update(plan::to_json(outcome, graph));
         return print_json(json);
       }
-      print(fmt::format(
-          "valid: peak {} MiB in places of {} MiB, of {} MiB, at {:.6g} s, ends at {:.6g} s, host {} MiB, {} operations "
-          "again\n\n",
-          mib(timeline.peak_bytes), mib(places_bytes), mib(graph.budget_bytes), timeline.peak_at_s, timeline.makespan_s,
-          mib(timeline.host_peak_bytes), timeline.again));
+      print(
+          fmt::format("valid: peak {} MiB in places of {} MiB, of {} MiB, at {:.6g} s, ends at {:.6g} s, host {} MiB, "
+                      "{} operations "
+                      "again\n\n",
+                      mib(timeline.peak_bytes), mib(places_bytes), mib(graph.budget_bytes), timeline.peak_at_s,
+                      timeline.makespan_s, mib(timeline.host_peak_bytes), timeline.again));
       say_outcome(outcome, graph);
     } catch (const plan::InvalidPlan& error) {
       throw UserError(fmt::format("{}: {}", check_, error.what()), "", check_);
@@ -206,8 +207,8 @@ class PlanCommand : public Command {
     print(
         fmt::format("\npeak {} MiB in places of {} MiB; {:.6g} s simulated, {:.3f}x of every operation once at its "
                     "fastest ({:.6g} s); {} operations again\n",
-                    mib(timeline.peak_bytes), mib(placed.bytes), timeline.makespan_s, timeline.makespan_s / made.bound_s, made.bound_s,
-                    timeline.again));
+                    mib(timeline.peak_bytes), mib(placed.bytes), timeline.makespan_s,
+                    timeline.makespan_s / made.bound_s, made.bound_s, timeline.again));
     if (request_.curve) print("\n" + curve_table(curve, kept.peak_bytes, outcome.once_s));
   }
 

@@ -15,9 +15,9 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr int64_t kLeastFreed = 4096;  // bytes: less is not worth an operation
+constexpr int64_t kLeastFreed = 4096;      // bytes: less is not worth an operation
 constexpr int64_t kFreedAtOnce = 4 << 20;  // bytes: the process gives memory back once that much was freed
-constexpr int64_t kMostAgain = 10;     // runs for each recorded operation: with more the limit is too low to be reached
+constexpr int64_t kMostAgain = 10;  // runs for each recorded operation: with more the limit is too low to be reached
 
 /// Maximum bytes that an operation allocates at a time.
 int64_t peak_of(const std::vector<MemoryEvent>& events) {
@@ -112,15 +112,15 @@ void OnlineRecompute::after(bool gives_memory) {
   make_room(0);
 }
 
-/// Sources that are fixed stay for results that can be made again. A lost source does not: it is a gradient under way,
-/// to which autograd adds in place only while nobody else holds it. What is made from it is lost, too.
+/// Keeps sources that are fixed for results that can be recomputed. A lost source of backward is a gradient that is
+/// still summed: autograd adds to it in place only while nobody else holds it. Its results become lost, too.
 void OnlineRecompute::keep_sources(const CapturedOperation& operation, const std::vector<int>& reads) {
   std::vector<int> sources, results;
   bool lost = false;
   for (const int s : reads)
     if (const Entry& source = entries_[s]; source.made && source.fixed && source.is_held()) {
       sources.push_back(s);
-      lost = lost || source.lost;
+      lost = lost || (source.lost && operation.backward);
     }
   for (const auto* list : {&operation.makes, &operation.writes})
     for (const int s : *list)

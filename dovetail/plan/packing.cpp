@@ -47,7 +47,8 @@ class Packer {
       int64_t at = 0;
       for (const auto& [offset, bytes] : in_the_way_) {
         if (offset >= at + blocks_[b].bytes) break;
-        if (offset + bytes > at) at = blocks_[b].anywhere ? offset + bytes : round_up(offset + bytes, alignment_of(blocks_[b].bytes));
+        if (offset + bytes > at)
+          at = blocks_[b].anywhere ? offset + bytes : round_up(offset + bytes, alignment_of(blocks_[b].bytes));
       }
       out.offsets[b] = at;
       out.bytes = std::max(out.bytes, at + blocks_[b].bytes);

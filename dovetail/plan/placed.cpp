@@ -137,14 +137,13 @@ class PlacedSearch {
   /// Slower plans, of ever less memory: so whether there is an answer does not depend on the time that there is.
   void take_what_is_found_at_once() {
     constexpr int kTimes = 9;
-    FoundAtOnce found(graph_, options_);
     const auto take_each = [&](PlacedSolution made) {
       take(std::move(made));
       return false;
     };
     for (int i = 0; i < kTimes && !best_; ++i) {
       const int64_t budget_bytes = graph_.budget_bytes - (graph_.budget_bytes - floor_bytes_) * i / (kTimes - 1);
-      if (!found.visit(budget_bytes, take_each)) break;
+      if (!FoundAtOnce(graph_, options_).visit(budget_bytes, take_each)) break;
     }
     if (best_) return;
     PlacedSolution least = least_placed(graph_, options_);

@@ -16,9 +16,9 @@ struct PlacedSolution {
 /// Places for everything that a plan holds (plan/layout.h). The budget of `graph` does not bind.
 PlacedSolution with_places(const Graph& graph, Solution solution);
 
-/// The least memory that these options take with places: the least that a plan takes among the plans that are found at
-/// once, at the floor and above it. Each budget from here on has a plan by `solve_placed`. The node is the one of
-/// `floor_of`, the bytes beyond its floor are `gaps_bytes`.
+/// A floor that counts places: each budget from here on has a plan by `solve_placed`. It is the minimum over plans that
+/// are found at once, at the floor and above it. The node is the one of `floor_of`. Bytes beyond that floor are
+/// `gaps_bytes`.
 Floor placed_floor_of(const Graph& graph, const SolveOptions& options);
 
 /// A plan whose places and base bytes all lie within `graph.budget_bytes`. What a plan holds at a time may be less than

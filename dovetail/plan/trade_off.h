@@ -16,10 +16,9 @@ struct TradeOff {
 };
 
 /// The time of a step against its budget: of `budgets` evenly spaced from above the floor to `keep_all_bytes`, and of
-/// the graph's own, for which `known` is the plan. Each point is that of a plan whose tensors find places within the
-/// budget (plan/placed.h), so of one that can be run; it is searched for `options.time_limit_s`, from the plan of
-/// the budget below it on, so the time never rises with the budget. Budgets below the first one for which a plan is
-/// found are left out.
+/// the graph's own, for which `known` is the plan. The plan of each point has places within the budget (plan/placed.h),
+/// so it can be run. Its search takes `options.time_limit_s` and starts from the plan of the budget below: the time
+/// never rises with the budget. Budgets below the first one for which a plan is found are left out.
 std::vector<TradeOff> trade_off(const Graph& graph, const SolveOptions& options, int64_t keep_all_bytes, int budgets,
                                 const PlacedSolution& known);
 

@@ -264,8 +264,9 @@ void MemorySection::describe(Section& s) {
           "Techniques that a plan may use. auto: all that change no result. offload: copy to memory.folder. recompute: "
           "repeat an operation in backward. "
           "compress: keep microscaling codes of a tensor if all its later readers quantize it to the same codes. "
-          "algorithms: slower algorithms that need less memory. None of these changes a result. compress_mxfp8 changes "
-          "results from the fourth step on: activations may wait for backward in MXFP8")
+          "algorithms: other algorithms that need less memory; only convolutions have some. None of these changes a "
+          "result of a model here. compress_mxfp8 changes results from the fourth step on: activations may wait for "
+          "backward in MXFP8")
       .choices(memory_techniques());
   s.value("solve_s", solve_s, "Time limit of the search for the fastest plan").unit("s").range(0.1, 3600);
 }
