@@ -135,8 +135,7 @@ class PlanCommand : public Command {
       }
       print(
           fmt::format("valid: peak {} MiB in places of {} MiB, of {} MiB, at {:.6g} s, ends at {:.6g} s, host {} MiB, "
-                      "{} operations "
-                      "again\n\n",
+                      "{} operations again\n\n",
                       mib(timeline.peak_bytes), mib(places_bytes), mib(graph.budget_bytes), timeline.peak_at_s,
                       timeline.makespan_s, mib(timeline.host_peak_bytes), timeline.again));
       say_outcome(outcome, graph);

@@ -32,6 +32,12 @@ struct Need {
   bool fits(int64_t available_bytes) const { return total() <= available_bytes && floor_bytes <= budget_bytes; }
 };
 
+/// The floor with places. Below `floor_of` no place is looked for: it is found at once, and no placed floor is less.
+int64_t floor_for(const plan::Graph& graph, const plan::SolveOptions& options, int64_t budget_bytes) {
+  const int64_t bytes = plan::floor_of(graph, options).bytes;
+  return bytes > budget_bytes ? bytes : plan::placed_floor_of(graph, options).bytes;
+}
+
 /// Of a run's step with other numbers of samples at once.
 class Needs {
  public:
@@ -58,8 +64,7 @@ class Needs {
     Need need{.kept_bytes = plan::keep_all_bytes(graph), .beside_bytes = run_.memory.checkpoint};
     if (budget_.empty()) return need;
     need.budget_bytes = plan::parse_budget(budget_, need.kept_bytes);
-    need.floor_bytes = plan::floor_of(graph, options_).bytes;  // found at once, and no placed floor is less
-    if (need.floor_bytes <= need.budget_bytes) need.floor_bytes = plan::placed_floor_of(graph, options_).bytes;
+    need.floor_bytes = floor_for(graph, options_, need.budget_bytes);
     return need;
   }
 
@@ -159,8 +164,7 @@ std::string help_below_floor(const ResolvedRun& run, const std::shared_ptr<Group
   const int64_t largest = largest_that([&](int64_t samples) {
     const plan::Graph at = plan::with_samples(a, b, samples);
     const int64_t budget_bytes = plan::parse_budget(budget, plan::keep_all_bytes(at));
-    return plan::floor_of(at, options).bytes <= budget_bytes &&
-           plan::placed_floor_of(at, options).bytes <= budget_bytes;
+    return floor_for(at, options, budget_bytes) <= budget_bytes;
   });
   if (largest == 0 || largest >= key.asked())
     return fmt::format("raise the budget: no {} is small enough for it", key.name());
