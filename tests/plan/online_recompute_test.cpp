@@ -139,7 +139,7 @@ TEST_P(OnlineRecomputeShares, HoldTheirLimitAndGiveTheBitsOfAnEagerStep) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Budgets, OnlineRecomputeShares,
-                         ::testing::Combine(::testing::Values(0.3, 0.5, 0.8), ::testing::Bool()));
+                         ::testing::Combine(::testing::Values(0.15, 0.2, 0.3, 0.5, 0.8), ::testing::Bool()));
 
 TEST(OnlineRecompute, AtAnImpossibleLimitStepsEndWithTheSameBits) {
   DeepStep eager, limited;
