@@ -1,6 +1,8 @@
 // main() of every test program. `--file=loader_test` runs the tests of loader_test.cpp alone, for its ctest entry.
-// An explicit --gtest_filter wins, as in a death test that starts the program again.
+// An explicit --gtest_filter wins, as in a death test that starts the program again. Each test starts from the same
+// seed: libtorch draws another one for each process.
 
+#include <ATen/Context.h>
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -25,6 +27,10 @@ std::string filter_by_file(std::string_view file) {
   return filter;
 }
 
+class SeedsEachTest : public testing::EmptyTestEventListener {
+  void OnTestStart(const testing::TestInfo&) override { at::manual_seed(0); }
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -40,5 +46,6 @@ int main(int argc, char** argv) {
     }
     testing::GTEST_FLAG(filter) = filter;
   }
+  testing::UnitTest::GetInstance()->listeners().Append(new SeedsEachTest);  // the list owns it
   return RUN_ALL_TESTS();
 }

@@ -62,8 +62,10 @@ int64_t keep_all_bytes(const Graph& graph) {
 }
 
 UserError below_floor(const Graph& graph, const Floor& floor, const std::string& what, const std::string& help) {
-  std::string message = fmt::format("{} = {} is below the floor of this step, {}\n  ", what,
-                                    binary_size(graph.budget_bytes), binary_size(floor.bytes));
+  const bool close = binary_size(graph.budget_bytes) == binary_size(floor.bytes);
+  const auto size = [&](int64_t bytes) { return close ? fmt::format("{} bytes", bytes) : binary_size(bytes); };
+  std::string message =
+      fmt::format("{} = {} is below the floor of this step, {}\n  ", what, size(graph.budget_bytes), size(floor.bytes));
   const int64_t held = floor.bytes - floor.gaps_bytes;
   if (floor.node < 0) {
     message += "that is what it keeps of its inputs, parameters and state when it begins";

@@ -12,7 +12,7 @@ namespace {
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-bool meet(const Block& a, const Block& b) {
+bool are_held_at_one_time(const Block& a, const Block& b) {
   for (size_t i = 0, j = 0; i < a.spans.size() && j < b.spans.size();) {
     if (a.spans[i].second <= b.spans[j].first)
       ++i;
@@ -30,7 +30,7 @@ class Packer {
   explicit Packer(const std::vector<Block>& blocks) : blocks_(blocks), meets_(blocks.size()) {
     for (size_t a = 0; a < blocks.size(); ++a)
       for (size_t b = 0; b < a; ++b)
-        if (meet(blocks[a], blocks[b])) {
+        if (are_held_at_one_time(blocks[a], blocks[b])) {
           meets_[a].push_back(static_cast<int>(b));
           meets_[b].push_back(static_cast<int>(a));
         }
@@ -57,6 +57,16 @@ class Packer {
   }
 
   int64_t compared() const { return compared_; }  ///< pairs of blocks so far
+
+  bool meet(int a, int b) const { return std::ranges::binary_search(meets_[a], b); }
+
+  /// Blocks that end where the packing does.
+  std::vector<int> highest(const Packing& packing) const {
+    std::vector<int> out;
+    for (size_t b = 0; b < blocks_.size(); ++b)
+      if (packing.offsets[b] + blocks_[b].bytes == packing.bytes) out.push_back(static_cast<int>(b));
+    return out;
+  }
 
  private:
   const std::vector<Block>& blocks_;
@@ -86,32 +96,66 @@ std::vector<int64_t> most_held_beside(const std::vector<Block>& blocks) {
   return out;
 }
 
-/// Pairs of blocks compared: about a quarter of a second.
-constexpr int64_t kWork = 20'000'000;
+/// Pairs of blocks compared in all: about a third of a second.
+constexpr int64_t kWork = 24'000'000;
 
-/// Blocks that end highest come earlier in the order, as long as that does not make it worse, and until it has not made
-/// it better for long.
-void improve(Packer& packer, const std::vector<Block>& blocks, std::vector<int> order, int64_t least, Packing& best) {
-  std::minstd_rand random(1);
-  Packing now = best;
-  const int64_t patience = 500 + 20 * static_cast<int64_t>(order.size());
-  for (int64_t tries = 0; best.bytes > least && packer.compared() < kWork && tries < patience; ++tries) {
-    std::vector<size_t> highest;
-    for (size_t i = 0; i < order.size(); ++i)
-      if (now.offsets[order[i]] + blocks[order[i]].bytes == now.bytes) highest.push_back(i);
-    const size_t from = highest[random() % highest.size()];
-    if (from == 0) return;
-    std::vector<int> changed = order;
-    const auto moved = changed.begin() + static_cast<int64_t>(from);
-    std::rotate(changed.begin() + static_cast<int64_t>(random() % from), moved, moved + 1);
-    Packing made = packer.first_fit(changed);
-    if (made.bytes > now.bytes) continue;
-    order = std::move(changed);
-    now = std::move(made);
-    if (now.bytes >= best.bytes) continue;
-    best = now;
-    tries = 0;
+/// How `improve` changes an order.
+enum class Move {
+  kHighest,  ///< a block that ends highest comes earlier, by any number of blocks
+  kBeside    ///< such a block, or one held beside it, comes right before another block that is held beside it
+};
+
+struct Ordered {
+  std::vector<int> order;
+  Packing packing;
+};
+
+/// Moves one block of `order` forward. False if there is none to move.
+bool move_forward(const Packer& packer, const Packing& now, Move move, std::minstd_rand& random,
+                  std::vector<int>& order) {
+  const std::vector<int> highest = packer.highest(now);
+  int block = highest[random() % highest.size()];
+  const auto position = [&](int b) { return std::find(order.begin(), order.end(), b); };
+  const auto earlier_beside = [&](int b) {
+    std::vector<int> out;
+    for (auto at = order.begin(); *at != b; ++at)
+      if (packer.meet(*at, b)) out.push_back(*at);
+    return out;
+  };
+  auto to = order.begin();
+  if (move == Move::kHighest) {
+    const auto from = static_cast<size_t>(position(block) - order.begin());
+    if (from == 0) return false;
+    to += static_cast<int64_t>(random() % from);
+  } else {
+    std::vector<int> beside = earlier_beside(block);
+    if (!beside.empty() && random() % 2 == 0) {
+      block = beside[random() % beside.size()];
+      beside = earlier_beside(block);
+    }
+    if (beside.empty()) return false;
+    to = position(beside[random() % beside.size()]);
   }
+  const auto from = position(block);
+  std::rotate(to, from, from + 1);
+  return true;
+}
+
+/// Moves blocks forward as long as that does not make the packing larger, and until it has not made it smaller for
+/// long. Compares no more than `work` pairs.
+Packing improve(Packer& packer, Ordered now, Move move, int64_t least, int64_t work) {
+  std::minstd_rand random(1);
+  const int64_t until = packer.compared() + work;
+  const int64_t patience = 500 + 20 * static_cast<int64_t>(now.order.size());
+  for (int64_t tries = 0; now.packing.bytes > least && packer.compared() < until && tries < patience; ++tries) {
+    std::vector<int> order = now.order;
+    if (!move_forward(packer, now.packing, move, random, order)) continue;
+    Packing made = packer.first_fit(order);
+    if (made.bytes > now.packing.bytes) continue;
+    if (made.bytes < now.packing.bytes) tries = 0;
+    now = {.order = std::move(order), .packing = std::move(made)};
+  }
+  return std::move(now.packing);
 }
 
 }  // namespace
@@ -134,20 +178,25 @@ Packing pack(const std::vector<Block>& blocks, int64_t enough) {
       },
       [&](int a, int b) { return begin(a) < begin(b); },
       // What is held at the fullest time lies without gaps, the rest where that leaves room.
-      [&](int a, int b) { return std::pair(-beside[a], -blocks[a].bytes) < std::pair(-beside[b], -blocks[b].bytes); }};
+      [&](int a, int b) { return std::pair(-beside[a], -blocks[a].bytes) < std::pair(-beside[b], -blocks[b].bytes); },
+      [&](int a, int b) { return std::pair(-beside[a], -length(a)) < std::pair(-beside[b], -length(b)); }};
   Packer packer(blocks);
-  Packing best;
-  std::vector<int> best_order;
+  std::vector<Ordered> starts;
   for (const auto& before : orders) {
     std::vector<int> order(blocks.size());
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), before);
     Packing made = packer.first_fit(order);
-    if (!best.offsets.empty() && made.bytes >= best.bytes) continue;
-    best = std::move(made);
-    best_order = std::move(order);
+    starts.push_back({.order = std::move(order), .packing = std::move(made)});
   }
-  improve(packer, blocks, std::move(best_order), least, best);
+  std::ranges::stable_sort(starts, {}, [](const Ordered& start) { return start.packing.bytes; });
+  Packing best = starts.front().packing;
+  for (const Move move : {Move::kHighest, Move::kBeside})
+    for (const Ordered& start : starts) {
+      if (best.bytes <= least) return best;
+      Packing made = improve(packer, start, move, least, kWork / static_cast<int64_t>(2 * starts.size()));
+      if (made.bytes < best.bytes) best = std::move(made);
+    }
   return best;
 }
 

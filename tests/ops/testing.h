@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,15 +62,17 @@ inline void expect_same_bits(const at::Tensor& a, const at::Tensor& b, const std
 
 using Operation = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
 
-/// The output and the gradients of all floating inputs, for an output gradient of fixed random values.
-inline std::vector<at::Tensor> output_and_gradients(const Operation& operation, const std::vector<at::Tensor>& inputs) {
+/// The output and the gradients of all floating inputs, for an output gradient of fixed random values of `dtype`.
+/// Without a dtype: the output's.
+inline std::vector<at::Tensor> output_and_gradients(const Operation& operation, const std::vector<at::Tensor>& inputs,
+                                                    std::optional<at::ScalarType> dtype = {}) {
   std::vector<at::Tensor> leaves;
   for (const at::Tensor& x : inputs) {
     const bool floating = at::isFloatingType(x.scalar_type());
     leaves.push_back(floating ? x.detach().requires_grad_() : x);
   }
   const at::Tensor y = operation(leaves);
-  y.backward(normal(y.sizes(), 77).to(y.scalar_type()));
+  y.backward(normal(y.sizes(), 77, dtype.value_or(y.scalar_type())).to(y.scalar_type()));
   std::vector<at::Tensor> all = {y.detach()};
   for (const at::Tensor& x : leaves) {
     if (x.requires_grad()) all.push_back(x.grad().defined() ? x.grad() : at::zeros_like(x));
@@ -77,12 +80,14 @@ inline std::vector<at::Tensor> output_and_gradients(const Operation& operation, 
   return all;
 }
 
-/// `operation` in the inputs' dtype against the same in float64, which runs on ATen alone: output and gradients.
+/// `operation` in the inputs' dtype against the same in float64, which runs on ATen alone: output and gradients. Both
+/// take the same rounded output gradient.
 inline void expect_like_float64(const Operation& operation, const std::vector<at::Tensor>& inputs, double tolerance) {
   std::vector<at::Tensor> wide;
   for (const at::Tensor& x : inputs)
     wide.push_back(at::isFloatingType(x.scalar_type()) ? x.detach().to(at::kDouble) : x);
-  const auto expected = output_and_gradients(operation, wide), actual = output_and_gradients(operation, inputs);
+  const auto actual = output_and_gradients(operation, inputs);
+  const auto expected = output_and_gradients(operation, wide, actual[0].scalar_type());
   ASSERT_EQ(expected.size(), actual.size());
   for (size_t i = 0; i < actual.size(); ++i)
     expect_close(actual[i], expected[i], tolerance, i == 0 ? "output" : "gradient " + std::to_string(i - 1));

@@ -130,9 +130,10 @@ TEST_P(OnlineRecomputeShares, HoldTheirLimitAndGiveTheBitsOfAnEagerStep) {
     counted.peak = before;
     CapturedStep step = record_step([&] { return limited(); }, limited.tensors(), LaterSteps::kCalled,
                                     share(budget, previous ? &*previous : nullptr));
-    // The step's tensors before it count towards the limit. An operation whose need is unknown exceeds it once.
+    // The step's tensors before it count towards the limit. An operation whose need is unknown exceeds it once. Costs
+    // are measured: on a busy machine other tensors are dropped, and sources of a recomputation take one more.
     const double limit = share_of_all * static_cast<double>(everything + found) - static_cast<double>(found);
-    EXPECT_LE(static_cast<double>(counted.peak - before), limit + (previous ? 1 : 3) * DeepStep::kActivation) << i;
+    EXPECT_LE(static_cast<double>(counted.peak - before), limit + (previous ? 2 : 3) * DeepStep::kActivation) << i;
     previous = std::move(step);
   }
   expect_same(limited, eager);

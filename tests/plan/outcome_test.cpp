@@ -294,6 +294,17 @@ TEST(Fit, BelowAFloorWithPlacesTellsOfTheGaps) {
                "between places take 1.00 MiB");
 }
 
+TEST(Fit, ABudgetRightBelowTheFloorIsSaidInBytes) {
+  Graph graph;
+  graph.tensors = {{.id = "x", .bytes = 3 << 20, .kind = TensorKind::kInput},
+                   {.id = "y", .bytes = 2 << 20, .kind = TensorKind::kActivation}};
+  graph.nodes = {{.name = "aten::relu:1", .inputs = {0}, .outputs = {1}, .algorithms = {{"captured", 1, 0}}}};
+  graph.final = {1};
+  graph.budget_bytes = (5 << 20) - 1;
+  EXPECT_THAT(below_floor(graph, floor_of(graph, {}), "memory.budget", "less").what(),
+              ::testing::HasSubstr("memory.budget = 5242879 bytes is below the floor of this step, 5242880 bytes"));
+}
+
 TEST(Fit, WhatAnUpdateFindsOnTheHostIsNoPartOfTheFloor) {
   Graph graph;
   graph.tensors = {{.id = "w", .bytes = 1 << 20, .kind = TensorKind::kParam},

@@ -59,8 +59,8 @@ TEST(Packing, BlocksHeldAtOneTimeDoNotOverlap) {
     packed += packing.bytes;
     least += most_held(blocks);
   }
-  // First fit alone, in the best of its orders, takes 5 % more than what is held at a time.
-  EXPECT_LT(static_cast<double>(packed), 1.045 * static_cast<double>(least));
+  // First fit alone, in the best of its orders, takes 5 % more than what is held at a time; moves from one order, 3 %.
+  EXPECT_LT(static_cast<double>(packed), 1.015 * static_cast<double>(least));
 }
 
 TEST(Packing, TheSameBlocksGetTheSameAddresses) {
