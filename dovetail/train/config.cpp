@@ -254,7 +254,7 @@ void PrecisionOverride::describe(Section& s) {
 void MemorySection::describe(Section& s) {
   s.value("budget", budget,
           "Maximum memory of a training step: bytes (6GiB), or a share of the step's peak with everything kept (0.5x). "
-          "The process grows by that much above its size before the model, and by at most 96 MiB more. The first three "
+          "The process grows by that much above its size before the model, and by at most 64 MiB more. The first three "
           "steps are recorded, and the planner then decides what to keep, recompute or offload. Empty: no plan");
   s.value("folder", folder,
           "Folder on a disk, or in a slower memory, to offload tensors to. Empty: no tensor is offloaded. With a "
