@@ -175,7 +175,7 @@ class PlanCommand : public Command {
     int64_t bytes_on_host = 0;  // when the step begins
     for (const int t : plan.starts_on_host) bytes_on_host += graph.tensors[t].bytes;
     std::vector<plan::TradeOff> curve;
-    if (request_.curve) curve = plan::trade_off(graph, options(), kept.peak_bytes, kCurveBudgets, placed);
+    if (request_.curve) curve = plan::trade_off(graph, options(), floor_bytes, kept.peak_bytes, kCurveBudgets, placed);
     if (request_.json) {
       Json json = {{"budget_bytes", graph.budget_bytes},
                    {"keep_all_bytes", kept.peak_bytes},
@@ -196,7 +196,7 @@ class PlanCommand : public Command {
     print(fmt::format("{} nodes, {} tensors; with everything kept {} MiB; floor {} MiB; budget {} MiB\n",
                       graph.nodes.size(), graph.tensors.size(), mib(kept.peak_bytes), mib(floor_bytes),
                       mib(graph.budget_bytes)));
-    print(fmt::format("solved in {:.1f} s: within {:.2g} % of the fastest plan that there can be{}\n\n", made.seconds,
+    print(fmt::format("solved in {:.1f} s: within {:.1f} % of the fastest plan that there can be{}\n\n", made.seconds,
                       100 * gap, made.complete ? "" : " (--time-limit gives the search more)"));
     say_outcome(outcome, graph);
     if (!plan.starts_on_host.empty())

@@ -48,6 +48,7 @@ class GraphReader {
     for (const auto& node : fields_.list("nodes")) read_node(node, place(fmt::format("nodes[{}]", index++)));
     if (fields_.has("final")) graph_.final = tensors(fields_.list("final"), place("final"));
     check_order();
+    check_times();
     return std::move(graph_);
   }
 
@@ -164,6 +165,21 @@ class GraphReader {
         made[t] = produced[t] = true;
       }
     }
+  }
+
+  /// Refuses times that float64 does not hold to a nanosecond, to which schedules compare them.
+  void check_times() const {
+    constexpr double kLongestS = 1e6;
+    double bytes = 0, seconds = 0;
+    for (const GraphTensor& tensor : graph_.tensors) bytes += static_cast<double>(tensor.bytes);
+    for (const GraphNode& node : graph_.nodes)
+      seconds += std::ranges::max(node.algorithms, {}, &Algorithm::time_s).time_s;
+    user_check(seconds <= kLongestS, "{}: all operations take {:.3g} s; a step of up to {:.0e} s is planned",
+               place("nodes"), seconds, kLongestS);
+    for (const auto& [key, rate] : {std::pair("d2h", graph_.bandwidth.to_host), {"h2d", graph_.bandwidth.to_device}})
+      user_check(bytes <= kLongestS * rate,
+                 "{}: {} bytes a second copy all tensors in {:.3g} s; a step of up to {:.0e} s is planned",
+                 place(fmt::format("bandwidth: {}", key)), rate, bytes / rate, kLongestS);
   }
 
   Fields fields_;

@@ -25,12 +25,12 @@ class FoundAtOnce {
     at_once_.time_limit_s = 0;
   }
 
-  /// Visits plans until one is the last. False without a plan of a search.
-  bool visit(int64_t budget_bytes, const std::function<bool(PlacedSolution)>& is_last) {
+  /// Visits plans. False without a plan of a search.
+  bool visit(int64_t budget_bytes, const std::function<void(PlacedSolution)>& take) {
     graph_.budget_bytes = budget_bytes;
     try {
       Solution found = solve(graph_, at_once_);
-      if (is_new(found.decisions) && is_last(with_places(graph_, std::move(found)))) return true;
+      if (is_new(found.decisions)) take(with_places(graph_, std::move(found)));
     } catch (const UserError&) {  // none for so little
       return false;
     }
@@ -42,11 +42,10 @@ class FoundAtOnce {
         Decisions decisions = search.all_away(keep, allowed);
         auto schedule = search.scheduler().schedule(decisions, budget_bytes);
         if (!schedule || !is_new(decisions)) continue;
-        if (is_last(with_places(graph_, {.decisions = std::move(decisions),
-                                         .schedule = std::move(*schedule),
-                                         .budget_bytes = budget_bytes,
-                                         .bound_s = least_s(graph_)})))
-          return true;
+        take(with_places(graph_, {.decisions = std::move(decisions),
+                                  .schedule = std::move(*schedule),
+                                  .budget_bytes = budget_bytes,
+                                  .bound_s = least_s(graph_)}));
       }
     return true;
   }
@@ -63,20 +62,19 @@ class FoundAtOnce {
   std::vector<Decisions> visited_;
 };
 
-/// The plan of `placed_floor_of`.
+/// The plan of `placed_floor_of`. Budgets descend to the first without a plan: there the search is slow.
 PlacedSolution least_placed(const Graph& graph, const SolveOptions& options) {
   constexpr int kBudgets = 8;
   const int64_t floor = floor_of(graph, options).bytes;
   const int64_t all = std::max(keep_all_bytes(graph), floor);
   FoundAtOnce found(graph, options);
   std::optional<PlacedSolution> least;
-  for (int i = kBudgets; i >= 0; --i) {
+  for (int i = 0; i <= kBudgets; ++i) {
     const int64_t budget_bytes = i == kBudgets ? floor : floor + ((all - floor) >> i);
-    found.visit(budget_bytes, [&](PlacedSolution made) {
+    const bool any = found.visit(budget_bytes, [&](PlacedSolution made) {
       if (!least || made.bytes < least->bytes) least = std::move(made);
-      return least->bytes <= budget_bytes;
     });
-    if (least && least->bytes <= budget_bytes) break;
+    if (!any) break;
   }
   DOVETAIL_CHECK(least.has_value(), "no plan keeps everything within {} bytes", all);
   return std::move(*least);
@@ -123,6 +121,7 @@ class PlacedSearch {
       try {
         joint = solve_jointly(within, next);
       } catch (const UserError&) {  // none for less
+        has_plan_ = i > 0;
         return;
       }
       if (i == 0) bound_s_ = joint.report.bound_s;
@@ -137,13 +136,10 @@ class PlacedSearch {
   /// Slower plans, of ever less memory: so whether there is an answer does not depend on the time that there is.
   void take_what_is_found_at_once() {
     constexpr int kTimes = 9;
-    const auto take_each = [&](PlacedSolution made) {
-      take(std::move(made));
-      return false;
-    };
-    for (int i = 0; i < kTimes && !best_; ++i) {
+    for (int i = 0; i < kTimes && !best_ && has_plan_; ++i) {
       const int64_t budget_bytes = graph_.budget_bytes - (graph_.budget_bytes - floor_bytes_) * i / (kTimes - 1);
-      if (!FoundAtOnce(graph_, options_).visit(budget_bytes, take_each)) break;
+      has_plan_ =
+          FoundAtOnce(graph_, options_).visit(budget_bytes, [&](PlacedSolution made) { take(std::move(made)); });
     }
     if (best_) return;
     PlacedSolution least = least_placed(graph_, options_);
@@ -157,6 +153,7 @@ class PlacedSearch {
   const int64_t floor_bytes_;
   const double started_s_;
   double bound_s_ = least_s(graph_);
+  bool has_plan_ = true;  // without places, for the budget that was tried last
   std::optional<PlacedSolution> best_;
 };
 

@@ -28,9 +28,9 @@ const Algorithm& smallest_algorithm(const Graph& graph, const Scheduler& schedul
 
 /// From where the search starts: everything away, by each technique; and what is found greedily for several budgets up
 /// to the one asked for, since a smaller one leaves room for copies under way, with all techniques and with some. Where
-/// that gives no plan by the deadline it goes on until there is one, by what is tried soonest first.
+/// that gives no plan by the deadline, the first budgets are tried to the end, until there is a plan.
 void begin(const Graph& graph, const SolveOptions& options, int64_t floor_bytes, Search& search) {
-  constexpr int kBudgets = 6, kLongestPeriod = 32;
+  constexpr int kBudgets = 6, kToTheEnd = 2, kLongestPeriod = 32;
   constexpr double kPartOfTime = 0.6;
   constexpr std::array kAway = {Keep::kHost, Keep::kAgain, Keep::kAgainEarly, Keep::kPacked};
   SolveOptions within_step = options;
@@ -47,18 +47,18 @@ void begin(const Graph& graph, const SolveOptions& options, int64_t floor_bytes,
     techniques.back().offload = false;
   }
   if (options.offload && options.across_steps) techniques.push_back(within_step);
-  const auto descend = [&](const std::function<bool()>& goes_on, Search::Until until) {
-    for (int i = 0; i < kBudgets; ++i) {
+  const auto descend = [&](int budgets, const std::function<bool()>& goes_on, Search::Until until) {
+    for (int i = 0; i < budgets; ++i) {
       const int64_t budget = graph.budget_bytes - (graph.budget_bytes - floor_bytes) * i / kBudgets;
       for (const SolveOptions& allowed : techniques)
         if (goes_on()) search.descend(search.all_resident(), budget, allowed, until);
     }
   };
   const auto none = [&] { return !search.best(); };
-  descend([&] { return search.in_time(kPartOfTime); }, Search::Until::kDeadline);
+  descend(kBudgets, [&] { return search.in_time(kPartOfTime); }, Search::Until::kDeadline);
   for (int period = kLongestPeriod; period > 1 && none(); period /= 2)
     for (const Keep keep : kAway) search.offer(search.most_away(keep, options, period));
-  descend(none, Search::Until::kPlan);
+  descend(kToTheEnd, none, Search::Until::kPlan);
 }
 
 Solution finish(const Graph& graph, Search& search, double started_s) {

@@ -22,9 +22,8 @@ std::optional<PlacedSolution> try_to_place(const Graph& graph, const SolveOption
 
 }  // namespace
 
-std::vector<TradeOff> trade_off(const Graph& graph, const SolveOptions& options, int64_t keep_all_bytes, int budgets,
-                                const PlacedSolution& known) {
-  const int64_t floor_bytes = floor_of(graph, options).bytes;
+std::vector<TradeOff> trade_off(const Graph& graph, const SolveOptions& options, int64_t floor_bytes,
+                                int64_t keep_all_bytes, int budgets, const PlacedSolution& known) {
   std::set<int64_t> asked = {graph.budget_bytes};
   for (int i = 1; i <= budgets; ++i) asked.insert(floor_bytes + (keep_all_bytes - floor_bytes) * i / budgets);
   std::vector<TradeOff> curve;

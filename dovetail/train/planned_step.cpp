@@ -195,21 +195,22 @@ struct PlannedStep::State {
     const plan::Solution& solution = placed.solution;
     plan::SolveOptions quick = solve_options(options);
     quick.time_limit_s /= kShareOfCurve;
+    const int64_t floor_bytes =
+        std::min(placed.bytes, plan::placed_floor_of(graph.graph, solve_options(options)).bytes);
     if (options.curve_budgets > 0)
-      curve = plan::trade_off(graph.graph, quick, all.peak_bytes, options.curve_budgets, placed);
+      curve = plan::trade_off(graph.graph, quick, floor_bytes, all.peak_bytes, options.curve_budgets, placed);
     const plan::PlanOutcome outcome = plan::outcome_of(graph.graph, plan, solution.schedule.timeline);
-    MemoryPlanReport made{
-        .budget_bytes = graph.graph.budget_bytes,
-        .keep_all_bytes = all.peak_bytes,
-        .floor_bytes = std::min(placed.bytes, plan::placed_floor_of(graph.graph, solve_options(options)).bytes),
-        .offloaded_bytes = outcome.to_host_bytes,
-        .again_bytes = outcome.again_bytes,
-        .on_host_bytes = outcome.on_host_bytes,
-        .nodes = static_cast<int>(graph.nodes.size()),
-        .predicted_s = solution.schedule.expected_s,
-        .keep_all_s = all.makespan_s,
-        .solve_s = solved_s,
-        .bandwidth = graph.graph.bandwidth};
+    MemoryPlanReport made{.budget_bytes = graph.graph.budget_bytes,
+                          .keep_all_bytes = all.peak_bytes,
+                          .floor_bytes = floor_bytes,
+                          .offloaded_bytes = outcome.to_host_bytes,
+                          .again_bytes = outcome.again_bytes,
+                          .on_host_bytes = outcome.on_host_bytes,
+                          .nodes = static_cast<int>(graph.nodes.size()),
+                          .predicted_s = solution.schedule.expected_s,
+                          .keep_all_s = all.makespan_s,
+                          .solve_s = solved_s,
+                          .bandwidth = graph.graph.bandwidth};
     for (const plan::PackedOutcome& packed : outcome.packed) {
       made.compressed_bytes += packed.bytes;
       made.packed_bytes += packed.packed_bytes;

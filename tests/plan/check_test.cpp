@@ -314,6 +314,9 @@ TEST(CheckFiles, MistakesAreNamed) {
   EXPECT_THAT(broken("/tensors/2/id", "x"), says("tensors[2]: a tensor before it is named \"x\" too"));
   EXPECT_THAT(broken("/tensors/2/color", "red"), says("tensors[2]: unknown key \"color\""));
   EXPECT_THAT(broken("/bandwidth/d2h", 0), says("bandwidth: d2h is 0; it must be positive"));
+  EXPECT_THAT(broken("/bandwidth/h2d", 1e-7), says("bandwidth: h2d: 1e-07 bytes a second copy all tensors in"));
+  EXPECT_THAT(broken("/nodes/1/algos/0/time", 2e6),
+              says("nodes: all operations take 2e+06 s; a step of up to 1e+06 s"));
   EXPECT_THAT(broken("/nodes/6/algos/0/host", Json::parse(R"(["gw"])")),
               says("nodes[6]: algos[0]: host names \"gw\", which is no parameter or state that the node mutates"));
   EXPECT_THAT(broken("/nodes/5/algos/0/host", Json::parse(R"(["w"])")), says("host names \"w\""));

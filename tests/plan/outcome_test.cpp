@@ -350,7 +350,7 @@ TEST(TradeOff, NeverRisesWithTheBudgetAndEachPointCanBeRun) {
     const int64_t floor = floor_of(graph, {}).bytes, all = check(graph, keep_all(graph)).peak_bytes;
     graph.budget_bytes = (floor + all) / 2;
     const PlacedSolution known = solve_placed(graph, {.time_limit_s = 0.5});
-    const auto curve = trade_off(graph, {.time_limit_s = 0.2}, all, 4, known);
+    const auto curve = trade_off(graph, {.time_limit_s = 0.2}, floor, all, 4, known);
     ASSERT_GE(curve.size(), 3);
     for (const TradeOff& point : curve) {
       EXPECT_GT(point.placed_bytes, 0);
