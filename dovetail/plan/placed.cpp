@@ -62,20 +62,22 @@ class FoundAtOnce {
   std::vector<Decisions> visited_;
 };
 
-/// The plan of `placed_floor_of`. Budgets descend to the first without a plan: there the search is slow.
+/// The plan of `placed_floor_of`: at the floor itself, or else at budgets that descend to the first without a plan. The
+/// search is slow where there is none.
 PlacedSolution least_placed(const Graph& graph, const SolveOptions& options) {
   constexpr int kBudgets = 8;
   const int64_t floor = floor_of(graph, options).bytes;
   const int64_t all = std::max(keep_all_bytes(graph), floor);
   FoundAtOnce found(graph, options);
   std::optional<PlacedSolution> least;
-  for (int i = 0; i <= kBudgets; ++i) {
-    const int64_t budget_bytes = i == kBudgets ? floor : floor + ((all - floor) >> i);
-    const bool any = found.visit(budget_bytes, [&](PlacedSolution made) {
+  const auto visit = [&](int64_t budget_bytes) {
+    return found.visit(budget_bytes, [&](PlacedSolution made) {
       if (!least || made.bytes < least->bytes) least = std::move(made);
     });
-    if (!any) break;
-  }
+  };
+  visit(floor);
+  for (int i = 0; i < kBudgets && !(least && least->bytes <= floor); ++i)
+    if (!visit(floor + ((all - floor) >> i))) break;
   DOVETAIL_CHECK(least.has_value(), "no plan keeps everything within {} bytes", all);
   return std::move(*least);
 }
