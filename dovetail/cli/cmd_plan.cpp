@@ -164,7 +164,7 @@ class PlanCommand : public Command {
     const plan::PlacedSolution placed =
         plan::solve_placed(graph, options(), plan::PlanCache(plan::PlanCache::default_folder()));
     const plan::Solution& made = placed.solution;
-    const int64_t floor_bytes = std::min(placed.bytes, plan::placed_floor_of(graph, options()).bytes);
+    const int64_t floor_bytes = plan::placed_floor_bytes(graph, options(), placed);
     const double gap = std::max(0.0, 1 - placed.bound_s / made.schedule.expected_s);
     plan::Plan plan = made.schedule.plan;
     const plan::Timeline& timeline = made.schedule.timeline;

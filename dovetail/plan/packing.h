@@ -21,9 +21,9 @@ struct Block {
   bool anywhere = false;                   ///< at any address: its alignment does not count
 };
 
-/// Addresses for blocks so that no two that are held at one time overlap, by first fit in several orders, and in those
-/// that come of the best of them by moving blocks with the highest end forward (the problem is NP-hard; see Sekiyama et
-/// al. 2018), until the end is at `enough` or below. The same arguments give the same addresses.
+/// Addresses for blocks so that no two that are held at one time overlap, by first fit in several orders. Blocks
+/// of each order then move forward while the end comes no higher (the problem is NP-hard; see Sekiyama et al. 2018),
+/// until it is at `enough` or below. The same arguments give the same addresses.
 struct Packing {
   std::vector<int64_t> offsets;
   int64_t bytes = 0;  ///< end of the last block

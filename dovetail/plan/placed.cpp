@@ -95,8 +95,8 @@ class PlacedSearch {
       : graph_(graph), options_(options), floor_bytes_(floor_of(graph, options).bytes), started_s_(now_seconds()) {}
 
   PlacedSolution run() {
-    search();
-    if (!best_) take_what_is_found_at_once();
+    const bool has_plan = search();
+    if (!best_) take_what_is_found_at_once(has_plan);
     best_->bound_s = bound_s_;
     best_->solution.seconds = now_seconds() - started_s_;
     return std::move(*best_);
@@ -110,8 +110,8 @@ class PlacedSearch {
     return 0;
   }
 
-  /// The best that there is for the budget; then for less.
-  void search() {
+  /// Takes the best plan for the budget, then for less. False if the budget itself has no plan, with or without places.
+  bool search() {
     constexpr int kTimes = 6;
     Graph within = graph_;
     SolveOptions next = options_;
@@ -122,26 +122,25 @@ class PlacedSearch {
       JointSolution joint;
       try {
         joint = solve_jointly(within, next);
-      } catch (const UserError&) {  // none for less
-        has_plan_ = i > 0;
-        return;
+      } catch (const UserError&) {
+        return i > 0;
       }
       if (i == 0) bound_s_ = joint.report.bound_s;
       next.start = joint.solution.decisions;
       const int64_t excess = take(with_places(graph_, std::move(joint.solution)));
-      if (excess == 0 || within.budget_bytes == floor_bytes_) return;
+      if (excess == 0 || within.budget_bytes == floor_bytes_) return true;
       within.budget_bytes -= std::max(excess, graph_.budget_bytes / 100);
       within.budget_bytes = std::max(within.budget_bytes, floor_bytes_);
     }
+    return true;
   }
 
   /// Slower plans, of ever less memory: so whether there is an answer does not depend on the time that there is.
-  void take_what_is_found_at_once() {
+  void take_what_is_found_at_once(bool has_plan) {
     constexpr int kTimes = 9;
-    for (int i = 0; i < kTimes && !best_ && has_plan_; ++i) {
+    for (int i = 0; i < kTimes && !best_ && has_plan; ++i) {
       const int64_t budget_bytes = graph_.budget_bytes - (graph_.budget_bytes - floor_bytes_) * i / (kTimes - 1);
-      has_plan_ =
-          FoundAtOnce(graph_, options_).visit(budget_bytes, [&](PlacedSolution made) { take(std::move(made)); });
+      has_plan = FoundAtOnce(graph_, options_).visit(budget_bytes, [&](PlacedSolution made) { take(std::move(made)); });
     }
     if (best_) return;
     PlacedSolution least = least_placed(graph_, options_);
@@ -155,7 +154,6 @@ class PlacedSearch {
   const int64_t floor_bytes_;
   const double started_s_;
   double bound_s_ = least_s(graph_);
-  bool has_plan_ = true;  // without places, for the budget that was tried last
   std::optional<PlacedSolution> best_;
 };
 
@@ -172,6 +170,10 @@ Floor placed_floor_of(const Graph& graph, const SolveOptions& options) {
   SolveOptions how = options;
   how.fetches_wait = false;
   return with_gaps(floor_of(graph, how), least_placed(graph, how).bytes);
+}
+
+int64_t placed_floor_bytes(const Graph& graph, const SolveOptions& options, const PlacedSolution& known) {
+  return std::min(known.bytes, placed_floor_of(graph, options).bytes);
 }
 
 PlacedSolution solve_placed(const Graph& graph, const SolveOptions& options, const PlanCache& cache) {

@@ -21,6 +21,9 @@ PlacedSolution with_places(const Graph& graph, Solution solution);
 /// `gaps_bytes`.
 Floor placed_floor_of(const Graph& graph, const SolveOptions& options);
 
+/// Minimum bytes for which a plan with places is known: `placed_floor_of`, or `known` if its places take less.
+int64_t placed_floor_bytes(const Graph& graph, const SolveOptions& options, const PlacedSolution& known);
+
 /// A plan whose places and base bytes all lie within `graph.budget_bytes`. What a plan holds at a time may be less than
 /// the memory that its places span, where they leave gaps between them: then `solve_jointly` is asked for less, up to
 /// five times, and down to the floor. The time limit holds for all. If none of these finds places, the plans are taken

@@ -195,8 +195,7 @@ struct PlannedStep::State {
     const plan::Solution& solution = placed.solution;
     plan::SolveOptions quick = solve_options(options);
     quick.time_limit_s /= kShareOfCurve;
-    const int64_t floor_bytes =
-        std::min(placed.bytes, plan::placed_floor_of(graph.graph, solve_options(options)).bytes);
+    const int64_t floor_bytes = plan::placed_floor_bytes(graph.graph, solve_options(options), placed);
     if (options.curve_budgets > 0)
       curve = plan::trade_off(graph.graph, quick, floor_bytes, all.peak_bytes, options.curve_budgets, placed);
     const plan::PlanOutcome outcome = plan::outcome_of(graph.graph, plan, solution.schedule.timeline);

@@ -131,9 +131,10 @@ TEST_P(OnlineRecomputeShares, HoldTheirLimitAndGiveTheBitsOfAnEagerStep) {
     CapturedStep step = record_step([&] { return limited(); }, limited.tensors(), LaterSteps::kCalled,
                                     share(budget, previous ? &*previous : nullptr));
     // The step's tensors before it count towards the limit. An operation whose need is unknown exceeds it once. Costs
-    // are measured: on a busy machine other tensors are dropped, and sources of a recomputation take one more.
+    // are measured: at the lowest budget, a busy machine drops other tensors, and their recomputation holds one more.
+    const int beyond = !previous ? 3 : share_of_all < 0.2 ? 2 : 1;
     const double limit = share_of_all * static_cast<double>(everything + found) - static_cast<double>(found);
-    EXPECT_LE(static_cast<double>(counted.peak - before), limit + (previous ? 2 : 3) * DeepStep::kActivation) << i;
+    EXPECT_LE(static_cast<double>(counted.peak - before), limit + beyond * DeepStep::kActivation) << i;
     previous = std::move(step);
   }
   expect_same(limited, eager);

@@ -278,13 +278,19 @@ TEST(Fit, BelowTheFloorNamesTheOperationAndItsParts) {
                "2.00 MiB, workspace 1.00 MiB)");
 }
 
-TEST(Fit, BelowAFloorWithPlacesTellsOfTheGaps) {
+/// One operation that needs 5 MiB.
+Graph relu_step(int64_t budget_bytes) {
   Graph graph;
   graph.tensors = {{.id = "x", .bytes = 3 << 20, .kind = TensorKind::kInput},
                    {.id = "y", .bytes = 2 << 20, .kind = TensorKind::kActivation}};
   graph.nodes = {{.name = "aten::relu:1", .inputs = {0}, .outputs = {1}, .algorithms = {{"captured", 1, 0}}}};
   graph.final = {1};
-  graph.budget_bytes = 4 << 20;
+  graph.budget_bytes = budget_bytes;
+  return graph;
+}
+
+TEST(Fit, BelowAFloorWithPlacesTellsOfTheGaps) {
+  const Graph graph = relu_step(4 << 20);
   Floor floor = floor_of(graph, {});
   floor.gaps_bytes = 1 << 20;
   floor.bytes += floor.gaps_bytes;
@@ -295,12 +301,7 @@ TEST(Fit, BelowAFloorWithPlacesTellsOfTheGaps) {
 }
 
 TEST(Fit, ABudgetRightBelowTheFloorIsSaidInBytes) {
-  Graph graph;
-  graph.tensors = {{.id = "x", .bytes = 3 << 20, .kind = TensorKind::kInput},
-                   {.id = "y", .bytes = 2 << 20, .kind = TensorKind::kActivation}};
-  graph.nodes = {{.name = "aten::relu:1", .inputs = {0}, .outputs = {1}, .algorithms = {{"captured", 1, 0}}}};
-  graph.final = {1};
-  graph.budget_bytes = (5 << 20) - 1;
+  const Graph graph = relu_step((5 << 20) - 1);
   EXPECT_THAT(below_floor(graph, floor_of(graph, {}), "memory.budget", "less").what(),
               ::testing::HasSubstr("memory.budget = 5242879 bytes is below the floor of this step, 5242880 bytes"));
 }
