@@ -49,14 +49,18 @@ class TrainCommand : public Command {
   }
 
  private:
+  static nlohmann::ordered_json number_or_null(const std::optional<double>& number) {
+    return number ? nlohmann::ordered_json(*number) : nlohmann::ordered_json();
+  }
+
   nlohmann::ordered_json to_json(const RunConfig& config, const TrainResult& result) const {
     if (dry_run_) return {{"run", config.folder().string()}, {"dry_run", true}};
     return {{"run", config.folder().string()},
             {"report", (config.folder() / "report.html").string()},
             {"steps", result.steps},
             {"loss", result.loss},
-            {"validation_loss", result.validation_loss},
-            {"validation_nats_per_byte", result.validation_nats_per_byte},
+            {"validation_loss", number_or_null(result.validation_loss)},
+            {"validation_nats_per_byte", number_or_null(result.validation_nats_per_byte)},
             {"interrupted", result.interrupted}};
   }
 

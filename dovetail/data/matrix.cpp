@@ -23,7 +23,7 @@ namespace {
 
 constexpr size_t kBadKept = 5;
 
-void add_cell(const Cell& cell, RowTaker& taker) {
+void add_cell(const Cell& cell, bool words_are_numbers, RowTaker& taker) {
   switch (cell.kind) {
     case Cell::Kind::kMissing:
       return taker.add_bad("no value");
@@ -32,7 +32,7 @@ void add_cell(const Cell& cell, RowTaker& taker) {
     case Cell::Kind::kReal:
       return taker.add(cell.real);
     case Cell::Kind::kText:
-      return taker.add_text(*cell.text);
+      return words_are_numbers ? taker.add_digits(*cell.text) : taker.add_string(*cell.text);
     case Cell::Kind::kList:
       return taker.add_bad("a list, where one number is wanted");
   }
@@ -63,7 +63,7 @@ MatrixParts read_parquet_parts(const std::filesystem::path& path, const MatrixOp
       taker.begin("row", ++row);
       for (const ColumnValues& column : values) {
         set_row_cell(column, i, cell);
-        add_cell(cell, taker);
+        add_cell(cell, column.words_are_numbers, taker);
       }
       taker.end();
     }
@@ -71,18 +71,33 @@ MatrixParts read_parquet_parts(const std::filesystem::path& path, const MatrixOp
   return result;
 }
 
+/// Makes numbers of fields of a text if all are numbers: then "1" and "1.0" are one class. Returns true if all classes
+/// are numbers.
+bool number_classes(std::vector<MatrixPart>& parts, char decimal) {
+  const auto is_one = [&](const std::string& text) {
+    double value = 0;
+    return is_number(text, decimal, value);
+  };
+  using Kind = MatrixPart::ClassKind;
+  for (const MatrixPart& part : parts)
+    if (part.class_kind == Kind::kStrings ||
+        (part.class_kind == Kind::kFields && !std::ranges::all_of(part.classes, is_one)))
+      return false;
+  for (MatrixPart& part : parts)
+    if (part.class_kind == Kind::kFields)
+      for (std::string& name : part.classes) name = class_of_digits(name, decimal);
+  return true;
+}
+
 /// One order of all parts' classes, and the index in it of each class of each part.
 void join_classes(const std::vector<MatrixPart>& parts, Matrix& matrix, std::vector<std::vector<int64_t>>& index_of) {
   for (const MatrixPart& part : parts)
     matrix.classes.insert(matrix.classes.end(), part.classes.begin(), part.classes.end());
   const auto value = [](const std::string& text) {
-    char* end = nullptr;
-    const long double number = std::strtold(text.c_str(), &end);  // 64 bits of mantissa: any integer
-    return std::pair{number, !text.empty() && *end == '\0'};
+    return std::strtold(text.c_str(), nullptr);  // 64 bits of mantissa: any integer
   };
-  matrix.numeric_classes = std::ranges::all_of(matrix.classes, [&](const auto& text) { return value(text).second; });
   std::ranges::sort(matrix.classes, [&](const std::string& a, const std::string& b) {
-    if (matrix.numeric_classes && value(a).first != value(b).first) return value(a).first < value(b).first;
+    if (matrix.numeric_classes && value(a) != value(b)) return value(a) < value(b);
     return a < b;
   });
   const auto [last, end] = std::ranges::unique(matrix.classes);
@@ -95,13 +110,14 @@ void join_classes(const std::vector<MatrixPart>& parts, Matrix& matrix, std::vec
   }
 }
 
-void join_target(const std::vector<MatrixPart>& parts, int64_t rows, TargetKind kind, Matrix& matrix) {
-  if (kind == TargetKind::kNumber) {
+void join_target(std::vector<MatrixPart>& parts, int64_t rows, const MatrixOptions& options, Matrix& matrix) {
+  if (options.target_kind == TargetKind::kNumber) {
     matrix.target = at::empty({rows}, at::kDouble);
     auto* to = matrix.target.mutable_data_ptr<double>();
     for (const MatrixPart& part : parts) to = std::copy(part.target.begin(), part.target.end(), to);
     return;
   }
+  matrix.numeric_classes = number_classes(parts, options.decimal);
   std::vector<std::vector<int64_t>> index_of;
   join_classes(parts, matrix, index_of);
   matrix.target = at::empty({rows}, at::kLong);
@@ -148,7 +164,7 @@ Matrix join(MatrixParts from, const MatrixOptions& options, const std::filesyste
                               : "leave out the columns that are no numbers: --drop-columns",
                     path.string());
   warn_of_wide_numbers(from, matrix);
-  if (!options.target.empty()) join_target(from.parts, rows, options.target_kind, matrix);
+  if (!options.target.empty()) join_target(from.parts, rows, options, matrix);
   round_values(from.parts, rows, matrix);
   return matrix;
 }

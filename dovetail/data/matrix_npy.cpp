@@ -89,7 +89,7 @@ void take_value(T value, RowTaker& taker) {
   if constexpr (std::is_integral_v<T> && (std::is_signed_v<T> || sizeof(T) < 8))
     taker.add_integer(static_cast<int64_t>(value));
   else if constexpr (std::is_integral_v<T>)
-    value >> 63U == 0 ? taker.add_integer(static_cast<int64_t>(value)) : taker.add_text(std::to_string(value));
+    value >> 63U == 0 ? taker.add_integer(static_cast<int64_t>(value)) : taker.add_digits(std::to_string(value));
   else
     taker.add(static_cast<double>(value));
 }

@@ -26,6 +26,8 @@ struct MatrixPart {
   std::vector<double> values;  ///< rows that were kept, one after another, without the target
   std::vector<double> target;  ///< numbers, or indices of `classes`
   std::vector<std::string> classes;
+  /// Type of `classes`. Fields of a text are numbers if all of them are.
+  enum class ClassKind { kNumbers, kFields, kStrings } class_kind = ClassKind::kNumbers;
   std::vector<int64_t> left_out;  ///< of the part's rows, from 0
   int64_t rows = 0;               ///< seen
   int64_t num_bad = 0;
@@ -82,7 +84,12 @@ class RowTaker {
   /// The next of the columns that are read.
   void add(double value);
   void add_integer(int64_t value);
+  /// A field of a text.
   void add_text(std::string_view text);
+  /// A value of a string column. As a class it is the text that it is, even "NA" or "01".
+  void add_string(std::string_view text);
+  /// A number that neither int64 nor float64 holds, in digits.
+  void add_digits(std::string_view digits);
   void add_bad(const std::string& reason);
   void end();
   /// The row is bad as a whole, whatever of it was added. Takes the place of `end`.
@@ -104,6 +111,9 @@ class RowTaker {
   size_t column_ = 0, row_begin_ = 0, target_begin_ = 0;
   bool keep_ = true, has_target_ = true;
 };
+
+/// One text for each number, whatever its form: "1" for "1", "01" and "1.0".
+std::string class_of_digits(std::string_view text, char decimal);
 
 /// Name of a column without one: "c0". No number, so that a line of such names is a header.
 std::string numbered_column(size_t column);

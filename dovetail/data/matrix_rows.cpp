@@ -23,13 +23,14 @@ std::string class_of_number(double value) {
   return fmt::format("{}", value);
 }
 
-std::string class_of_text(std::string_view text, char decimal) {
+}  // namespace
+
+std::string class_of_digits(std::string_view text, char decimal) {
+  text = without_blanks(text);
   if (std::string digits = plain_number(text, decimal); !digits.empty()) return digits;
   double value = 0;
   return is_number(text, decimal, value) ? class_of_number(value) : std::string(text);
 }
-
-}  // namespace
 
 std::string numbered_column(size_t column) { return fmt::format("c{}", column); }
 
@@ -77,8 +78,10 @@ void RowTaker::add_integer(int64_t value) {
 void RowTaker::add_text(std::string_view text) {
   const std::string_view word = without_blanks(text);
   if (is_missing_word(word)) return add_bad(word.empty() ? "no value" : fmt::format("no value ({})", word));
-  if (is_target() && options_.target_kind == TargetKind::kClass)
-    return add_class(class_of_text(word, options_.decimal));
+  if (is_target() && options_.target_kind == TargetKind::kClass) {
+    part_.class_kind = MatrixPart::ClassKind::kFields;
+    return add_class(std::string(text));
+  }
   double value = 0;
   if (is_number(word, options_.decimal, value)) {
     if (std::string digits = plain_number(word, options_.decimal); !digits.empty()) note_wide(std::move(digits), value);
@@ -86,6 +89,19 @@ void RowTaker::add_text(std::string_view text) {
   }
   if (is_truth(word, value)) return add(value);
   add_bad(shown(text) + " is not a number" + (options_.decimal == '.' ? comma_advice(word) : std::string()));
+}
+
+void RowTaker::add_string(std::string_view text) {
+  if (is_target() && options_.target_kind == TargetKind::kClass) {
+    part_.class_kind = MatrixPart::ClassKind::kStrings;
+    return add_class(std::string(text));
+  }
+  add_text(text);
+}
+
+void RowTaker::add_digits(std::string_view digits) {
+  if (is_target() && options_.target_kind == TargetKind::kClass) return add_class(class_of_digits(digits, '.'));
+  add_text(digits);
 }
 
 void RowTaker::note_wide(std::string digits, double value) {

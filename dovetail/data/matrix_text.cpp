@@ -143,13 +143,19 @@ class BlankSeparated {
   bool has_header_ = false;
 };
 
+/// Python and R quote the names of columns where they quote between tabs. Other programs write no quotes there.
+bool begins_with_quotes(std::string_view text) {
+  const std::string_view line = text.substr(0, text.find_first_of("\r\n"));
+  return line.starts_with('"') && line.find("\"\t\"") != std::string_view::npos;
+}
+
 /// Text with a delimiter, whose header, if any, is found out.
 class Delimited {
  public:
   Delimited(const std::filesystem::path& path, const std::shared_ptr<const MappedInput>& input, char delimiter,
             char decimal)
       : path_(path) {
-    DelimitedFormat format{.delimiter = delimiter, .quotes = delimiter != '\t'};
+    DelimitedFormat format{.delimiter = delimiter, .quotes = delimiter != '\t' || begins_with_quotes(input->bytes())};
     file_ = std::make_unique<DelimitedFile>(path, format, input);
     has_header_ = is_header(file_->columns(), decimal);
     if (!has_header_) {

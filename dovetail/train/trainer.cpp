@@ -199,7 +199,8 @@ TrainResult result_of(const TrainingLoop& training) {
   if (state.last) result.loss = state.last->loss;
   if (state.last_evaluated) {
     result.validation_loss = state.last_evaluated->validation->loss;
-    result.validation_nats_per_byte = state.last_evaluated->validation->nats_per_byte;
+    if (state.last_evaluated->validation->tasks.empty())
+      result.validation_nats_per_byte = state.last_evaluated->validation->nats_per_byte;
   }
   return result;
 }

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 
 #include "dovetail/comm/group.h"
 #include "dovetail/train/config.h"
@@ -16,9 +17,9 @@ struct TrainOptions {
 
 struct TrainResult {
   int64_t steps = 0;
-  double loss = 0;             ///< nats per token of the last step
-  double validation_loss = 0;  ///< nats per token
-  double validation_nats_per_byte = 0;
+  double loss = 0;                                 ///< nats per token, or per sample, of the last step
+  std::optional<double> validation_loss;           ///< nats per token or per sample, if any are held out
+  std::optional<double> validation_nats_per_byte;  ///< of text
   bool interrupted = false;  ///< SIGINT, SIGTERM or the time limit: saved and stopped early
 };
 

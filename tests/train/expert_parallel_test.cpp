@@ -70,7 +70,8 @@ Trained train_on(const Layout& layout, RunConfig config) {
 
 void expect_near(const Trained& got, const Trained& want, double tolerance) {
   EXPECT_NEAR(got.result.loss, want.result.loss, tolerance * want.result.loss);
-  EXPECT_NEAR(got.result.validation_loss, want.result.validation_loss, tolerance * want.result.validation_loss);
+  const double loss = want.result.validation_loss.value();
+  EXPECT_NEAR(got.result.validation_loss.value(), loss, tolerance * loss);
   ASSERT_EQ(got.tensors.size(), want.tensors.size());
   for (const auto& [name, tensor] : want.tensors) {
     ASSERT_TRUE(got.tensors.contains(name)) << name;

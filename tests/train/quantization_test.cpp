@@ -222,7 +222,7 @@ TEST(Quantization, TrainsCloseToBFloat16) {
     config.train.steps = 100;
     config.train.batch = 8;
     config.optimizer.lr = 3e-3;  // at 1e-2 a run of its own noise ends 3 % away
-    return train_alone(config).validation_loss;
+    return train_alone(config).validation_loss.value();
   };
   const double bf16 = validation_loss("bf16"), mxfp8 = validation_loss("mxfp8");
   EXPECT_LT(bf16, 2.5);

@@ -100,6 +100,7 @@ bool has_large(const arrow::Array& array) {
 
 template <class Array, class TextOf>
 void append_made(const arrow::Array& array, MadeTexts& made, const TextOf& text_of, ColumnValues& out) {
+  out.words_are_numbers = true;
   const auto& typed = static_cast<const Array&>(array);
   for (int64_t i = 0; i < typed.length(); ++i) {
     out.codes.push_back(static_cast<int32_t>(out.words.size()));
@@ -133,6 +134,7 @@ void append_dictionary(const arrow::DictionaryArray& array, MadeTexts& made, Col
   ColumnValues words;
   words.kind = out.kind;
   append_values(*array.dictionary(), made, words);
+  out.words_are_numbers = words.words_are_numbers;
   const auto before = static_cast<int32_t>(out.words.size());
   out.words.insert(out.words.end(), words.words.begin(), words.words.end());
   // A null has no index; without words its code would have none to name.

@@ -32,6 +32,7 @@ struct ColumnValues {
   std::vector<double> reals;            ///< half, float and double
   std::vector<int32_t> codes;           ///< which of `words` a value is: strings, bytes, decimals, uint64 from 2^63 on
   std::vector<std::string_view> words;  ///< they live as long as `owner`
+  bool words_are_numbers = false;       ///< decimals and uint64
   std::vector<uint64_t> keys;           ///< xxh64 of each of `words`
   std::vector<uint8_t> value_present;   ///< by value, 0 for null
   bool is_list = false;
