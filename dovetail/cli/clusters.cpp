@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "dovetail/base/error.h"
@@ -12,6 +14,32 @@
 #include "dovetail/hybrid/kmeans_init.h"
 
 namespace dovetail::cli {
+namespace {
+
+bool has_names(const std::vector<std::string>& columns) {
+  for (size_t i = 0; i < columns.size(); ++i)
+    if (columns[i] != numbered_column(i)) return true;
+  return false;
+}
+
+/// Places of the data's columns in a file of centres: by name, or one after another where either has no names.
+at::Tensor places_in(const Matrix& start, const std::vector<std::string>& columns, const std::string& init) {
+  if (!has_names(columns) || !has_names(start.columns)) return at::arange(std::ssize(columns), at::kLong);
+  std::vector<int64_t> places;
+  for (const std::string& column : columns) {
+    const auto found = std::ranges::find(start.columns, column);
+    if (found == start.columns.end())
+      throw UserError(fmt::format("--init: no column of {} is named {}", init, printable(column)),
+                      "name its columns as those of the data, or save numbers alone");
+    places.push_back(found - start.columns.begin());
+  }
+  // Columns of one name are told apart by their places.
+  return std::set<int64_t>(places.begin(), places.end()).size() == places.size()
+             ? at::tensor(places, at::kLong)
+             : at::arange(std::ssize(columns), at::kLong);
+}
+
+}  // namespace
 
 at::Tensor centres_by(const std::string& init, const Matrix& matrix, hybrid::KMeansData& data, int64_t num_centres,
                       int64_t seed) {
@@ -23,7 +51,8 @@ at::Tensor centres_by(const std::string& init, const Matrix& matrix, hybrid::KMe
   user_check(start.x.size(0) == num_centres && start.x.size(1) == data.columns(),
              "--init: {} has {} rows of {} columns, not {} (--k) of {} (the data)", init, start.x.size(0),
              start.x.size(1), num_centres, data.columns());
-  return matrix.shifted(start.original(start.x.to(at::kDouble))).contiguous();
+  const at::Tensor centres = start.original(start.x.to(at::kDouble));
+  return matrix.shifted(centres.index_select(1, places_in(start, matrix.columns, init))).contiguous();
 }
 
 RowSample sample_rows(const at::Tensor& x, const at::Tensor& labels, int64_t seed) {

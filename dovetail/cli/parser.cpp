@@ -58,6 +58,8 @@ void assign(const Argument& argument, const std::vector<std::string>& words) {
     } else if (auto* const* target = std::get_if<double*>(&argument.target)) {
       **target = parse_number(argument, word);
     } else if (auto* const* target = std::get_if<std::string*>(&argument.target)) {
+      if (word.empty() && argument.value_name != "TEXT")
+        throw UserError(fmt::format("{} is empty", argument.name), "give it a value, or leave it out");
       **target = word;
     } else if (auto* const* target = std::get_if<std::vector<std::string>*>(&argument.target)) {
       (*target)->push_back(word);

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -23,27 +22,18 @@ namespace {
 const std::map<std::string, BadValues> kBadValues = {
     {"zero", BadValues::kZero}, {"skip", BadValues::kSkip}, {"error", BadValues::kError}};
 
-/// "0,3" as numbers.
-std::vector<int64_t> parse_columns(const std::string& text) {
-  std::vector<int64_t> columns;
-  for (const char *at = text.data(), *end = at + text.size(); at < end;) {
-    int64_t column = 0;
-    const auto [next, error] = std::from_chars(at, end, column);
-    if (error != std::errc() || (next != end && *next != ',') || next + 1 == end)
-      throw UserError(fmt::format("--drop-columns: \"{}\" is no list of columns", text), "for example: 0,3");
-    columns.push_back(column);
-    at = next + 1;
-  }
-  return columns;
-}
-
-/// "a,b" as names.
-std::vector<std::string> parse_names(const std::string& text) {
+/// "a,b" as names. A name with a comma stands in quotes: a,"b,c".
+std::vector<std::string> parse_names(const char* option, const std::string& text) {
   std::vector<std::string> names;
-  for (size_t at = 0; !text.empty() && at <= text.size();) {
-    const size_t end = std::min(text.find(',', at), text.size());
-    names.push_back(text.substr(at, end - at));
-    at = end + 1;
+  for (size_t at = 0; !text.empty() && at <= text.size(); ++at) {
+    const bool quoted = text.size() > at && text[at] == '"' && text.find('"', at + 1) != std::string::npos;
+    const size_t begin = quoted ? at + 1 : at;
+    const size_t end = quoted ? text.find('"', begin) : std::min(text.find(',', at), text.size());
+    names.push_back(text.substr(begin, end - begin));
+    at = quoted ? end + 1 : end;
+    if (at < text.size() && text[at] != ',')
+      throw UserError(fmt::format("{}: {} has text after a closing quote", option, printable(text)),
+                      R"(for example: a,"b,c",7)");
   }
   return names;
 }
@@ -72,7 +62,11 @@ void TableOptions::declare_data(Arguments& arguments) {
                    "Character between the fields of a text, tab, or blank (found in the first lines)");
   arguments.option("--decimal", "MARK", &decimal_, "Mark before the fraction of a number in a text (.)")
       .one_of({".", ","});
-  arguments.option("--drop-columns", "LIST", &drop_columns_, "Columns to leave out, from 0, such as 0,3");
+  arguments
+      .option("--header", "WHAT", &header_,
+              "First line of a text: yes for names of columns, no for a row (found out: names, unless all are numbers)")
+      .one_of({"yes", "no"});
+  arguments.option("--drop-columns", "LIST", &drop_columns_, "Columns to leave out, by name or place, such as a,3");
   arguments
       .option("--bad-values", "WHAT", &bad_values_,
               "Treatment of a value that is no number: error, zero (a row without its target is left out), or skip its "
@@ -131,10 +125,11 @@ Matrix TableOptions::read(const Group& group, MatrixOptions options) const {
     at::set_num_threads(std::max(1, machine().cores / here));
   }
   options.bad_values = kBadValues.at(bad_values_);
-  options.drop_columns = parse_columns(drop_columns_);
-  options.columns = parse_names(columns_);
+  options.drop_columns = parse_names("--drop-columns", drop_columns_);
+  options.columns = parse_names("--columns", columns_);
   options.delimiter = delimiter_ == "\\t" ? "tab" : delimiter_ == " " ? "blank" : delimiter_;
   options.decimal = decimal_[0];
+  options.header = header_;
   Matrix matrix = read_matrix(data_, options);
   if (group.rank() == 0) {
     for (const std::string& note : matrix.notes) log_info("{}: {}", data_, note);
@@ -218,6 +213,7 @@ std::string TableOptions::data_words() const {
   if (!columns_.empty()) words += " --columns " + columns_;
   if (!delimiter_.empty()) words += " --delimiter " + delimiter_;
   if (decimal_ != ".") words += " --decimal " + decimal_;
+  if (!header_.empty()) words += " --header " + header_;
   if (!drop_columns_.empty()) words += " --drop-columns " + drop_columns_;
   return words;
 }

@@ -46,7 +46,8 @@ class TableOptions {
   bool fresh() const { return fresh_; }
 
  private:
-  std::string data_, columns_, delimiter_, decimal_ = ".", drop_columns_, bad_values_ = "error", executors_, share_;
+  std::string data_, columns_, delimiter_, decimal_ = ".", header_, drop_columns_, bad_values_ = "error", executors_,
+                                           share_;
   int64_t threads_ = 0, verify_ = 0;
   double timeout_s_ = 0;  ///< not given
   bool fresh_ = false;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
+#include "dovetail/data/delimiter.h"
 
 namespace dovetail {
 namespace {
@@ -122,7 +123,7 @@ DelimitedFile::DelimitedFile(std::filesystem::path path, DelimitedFormat format,
   require_text(input_->head(), path_, "text with a delimiter");
   data_ = input_->bytes().data();
   end_ = data_ + input_->bytes().size();
-  begin_ = behind_blank(data_);
+  begin_ = behind_preface(behind_blank(data_));
   if (!format_.columns.empty()) return;
   if (begin_ == end_) throw UserError("there are no rows, and no header that names columns", {}, path_.string());
   const char* end = record_end(begin_);
@@ -147,6 +148,42 @@ DelimitedFile::DelimitedFile(std::filesystem::path path, DelimitedFormat format,
     p = next + 1;
   }
   begin_ = behind_blank(end);
+  if (has_row_names()) format_.columns.insert(format_.columns.begin(), "");
+}
+
+const char* DelimitedFile::behind_preface(const char* p) const {
+  const auto line_at = [&](const char* begin) {
+    return std::string_view(begin, static_cast<size_t>(find(begin, end_, '\n') - begin));
+  };
+  const auto next_line = [&](const char* begin) {
+    const char* end = find(begin, end_, '\n');
+    return behind_blank(end == end_ ? end : end + 1);
+  };
+  const auto is_cut = [&](const char* begin) {
+    return line_at(begin).find(format_.delimiter) != std::string_view::npos;
+  };
+  if (named_delimiter(line_at(p)) != 0) p = next_line(p);
+  const char* at = p;
+  while (at != end_ && *at == '#' && !is_cut(at)) at = next_line(at);
+  // A column alone may have a name that begins with #.
+  return at != end_ && is_cut(at) ? at : p;
+}
+
+bool DelimitedFile::has_row_names() const {
+  const char* end = begin_ == end_ ? nullptr : record_end(begin_);
+  if (end == nullptr) return false;
+  if (end[-1] == '\n') --end;
+  if (end > begin_ && end[-1] == '\r') --end;
+  // A delimiter at the end of each line is no row name.
+  if (end == begin_ || end[-1] == format_.delimiter) return false;
+  size_t fields = 1;
+  for (const char* p = begin_; p != end; ++fields) {
+    int64_t doubled = 0;
+    p = format_.quotes && *p == '"' ? behind_quotes(p, end, doubled) : find(p, end, format_.delimiter);
+    if (p == end) break;
+    if (*p++ != format_.delimiter) return false;
+  }
+  return fields == format_.columns.size() + 1;
 }
 
 const char* DelimitedFile::behind_blank(const char* p) const {

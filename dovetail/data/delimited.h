@@ -29,7 +29,8 @@ struct RecordRange {
 
 /// A text with a record a line and fields between delimiters, as MappedInput has it. Lines end in \n or \r\n; lines
 /// with nothing but blanks are passed over and are no rows. A field is quoted if it begins with a quote; a quoted field
-/// may hold line ends. Two columns may have one name.
+/// may hold line ends. Two columns may have one name. Where rows have one field more than the header, the first column
+/// has no name. Lines that begin with # before the header, without a delimiter in them, are passed over.
 class DelimitedFile {
  public:
   /// Throws UserError if the file cannot be read or is no text.
@@ -55,6 +56,10 @@ class DelimitedFile {
   class Splitter;
   const char* record_end(const char* p) const;
   const char* quoted_record_end(const char* p) const;
+  /// Passes over a line sep=; of Excel, and over lines that begin with # before the first line with a delimiter.
+  const char* behind_preface(const char* p) const;
+  /// True if the first row has one field more than the header, as R writes row names.
+  bool has_row_names() const;
   /// The first line from `p` on with more than blanks.
   const char* behind_blank(const char* p) const;
 

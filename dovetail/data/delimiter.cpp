@@ -29,7 +29,19 @@ std::vector<std::string_view> fields_of(std::string_view line, char delimiter) {
 
 }  // namespace
 
+bool has_quotes_between_tabs(std::string_view text) {
+  const std::string_view line = text.substr(0, text.find_first_of("\r\n"));
+  return line.starts_with('"') && line.find("\"\t\"") != std::string_view::npos;
+}
+
+char named_delimiter(std::string_view line) {
+  if (line.ends_with('\r')) line.remove_suffix(1);
+  if (line.size() > 1 && line.front() == '"' && line.back() == '"') line = line.substr(1, line.size() - 2);
+  return line.size() == 5 && line.starts_with("sep=") ? line[4] : '\0';
+}
+
 char find_delimiter(std::string_view text, char expected, char decimal) {
+  if (const char named = named_delimiter(text.substr(0, text.find('\n'))); named != 0) return named;
   constexpr size_t kLines = 32, kBytes = size_t{64} << 10;
   std::vector<std::string_view> lines;
   text = text.substr(0, kBytes);

@@ -204,17 +204,13 @@ void note_index(const MatrixColumns& columns, const std::vector<size_t>& index, 
 MatrixColumns::MatrixColumns(std::vector<std::string> all, const MatrixOptions& options,
                              const std::filesystem::path& path, const std::vector<size_t>& index)
     : names(std::move(all)) {
-  for (const int64_t column : options.drop_columns) {
-    if (column < 0 || column >= std::ssize(names))
-      throw UserError(fmt::format("there is no column {} to drop: the file has {}", column, names.size()),
-                      "columns count from 0", path.string());
-  }
   const size_t wanted = options.target.empty() ? kNone : find_column(options.target, "--target", names, path);
   std::vector<bool> keep(names.size(), options.columns.empty());
   for (const std::string& column : options.columns) keep[find_column(column, "--columns", names, path)] = true;
   if (options.columns.empty())
     for (const size_t column : index) keep[column] = false;
-  for (const int64_t column : options.drop_columns) keep[static_cast<size_t>(column)] = false;
+  for (const std::string& column : options.drop_columns)
+    keep[find_column(column, "--drop-columns", names, path)] = false;
   for (size_t i = 0; i < names.size(); ++i) {
     if (i == wanted) target = read.size();
     if (keep[i] || i == wanted) read.push_back(i);
@@ -252,9 +248,9 @@ Matrix read_matrix(const std::filesystem::path& path, const MatrixOptions& optio
   const std::string member = file == path ? "" : path.string().substr(file.string().size() + 1);
   InputHead head = look_at_input(file);
   const bool text = head.kind == InputKind::kText;
-  if (!text && (!options.delimiter.empty() || options.decimal != '.'))
-    throw UserError(fmt::format("--delimiter and --decimal are for text, but this is {}", head.name), "leave them out",
-                    file.string());
+  if (!text && (!options.delimiter.empty() || options.decimal != '.' || !options.header.empty()))
+    throw UserError(fmt::format("--delimiter, --decimal and --header are for text, but this is {}", head.name),
+                    "leave them out", file.string());
   if (!member.empty() && head.kind != InputKind::kZip)
     throw UserError(fmt::format("this is {}, in which there is nothing named {}", head.name, printable(member)),
                     "a name after a colon is for .npz", file.string());

@@ -25,12 +25,13 @@ enum class TargetKind {
 
 struct MatrixOptions {
   BadValues bad_values = BadValues::kError;
-  std::vector<int64_t> drop_columns;  ///< from 0
-  std::vector<std::string> columns;   ///< to read, by name or place; empty: all but an index of pandas
-  std::string target;                 ///< a column by name or place; empty: none
+  std::vector<std::string> drop_columns;  ///< by name or place
+  std::vector<std::string> columns;       ///< to read, by name or place; empty: all but an index of pandas
+  std::string target;                     ///< a column by name or place; empty: none
   TargetKind target_kind = TargetKind::kNumber;
   std::string delimiter;  ///< in a text: one character, "tab" or "blank"; empty: found out
   char decimal = '.';     ///< in a text
+  std::string header;     ///< of a text: "yes", "no", or empty: found out
 };
 
 /// A table: value = origin + x.
@@ -56,7 +57,8 @@ struct Matrix {
 /// A table of numbers: Parquet, NumPy's .npy, .npz (with one array, or "file.npz:name") by their bytes, everything else
 /// as text. A text has a delimiter, or blanks between its fields; then lines that begin with # are passed over. Text
 /// may be packed and in any encoding of data/open_input.h. Empty lines are passed over. The first line is a header
-/// unless all of it are numbers or missing. Booleans count as 0 and 1. Lines and rows count from 1 in messages, columns
+/// unless all of it are numbers or missing; 0, 1, 2 and so on, the names that pandas gives, are a header too. Booleans
+/// count as 0 and 1. Lines and rows count from 1 in messages, columns
 /// from 0 everywhere.
 ///
 /// Values are read in float64. A column that float32 would round by more than its spread allows is centred before it is
@@ -65,6 +67,9 @@ struct Matrix {
 /// Throws UserError for a file that cannot be read, a column that is not there or is named twice, none or no rows left,
 /// and as `bad_values` says.
 Matrix read_matrix(const std::filesystem::path& path, const MatrixOptions& options = {});
+
+/// Name of a column without one: "c0". No number, so that a line of such names is a header.
+std::string numbered_column(size_t column);
 
 /// The path of the file in "file.npz:name"; any other path as it is.
 std::filesystem::path matrix_file(const std::filesystem::path& path);

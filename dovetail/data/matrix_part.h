@@ -115,9 +115,6 @@ class RowTaker {
 /// One text for each number, whatever its form: "1" for "1", "01" and "1.0".
 std::string class_of_digits(std::string_view text, char decimal);
 
-/// Name of a column without one: "c0". No number, so that a line of such names is a header.
-std::string numbered_column(size_t column);
-
 MatrixParts read_text_parts(const std::filesystem::path& path, InputHead head, const MatrixOptions& options);
 /// `member` of an archive, or its only array.
 MatrixParts read_npy_parts(const std::filesystem::path& path, const InputHead& head, const std::string& member,

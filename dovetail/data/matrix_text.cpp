@@ -23,26 +23,51 @@ std::vector<std::string> numbered(size_t count) {
   return names;
 }
 
-/// Column names: at least one field is neither a number, True or False, nor a word for a missing one.
-bool is_header(const std::vector<std::string>& fields, char decimal) {
-  return std::any_of(fields.begin(), fields.end(), [&](const std::string& field) {
-    double value = 0;
-    return !is_missing_word(field) && !is_number(field, decimal, value) && !is_number(field, ',', value) &&
-           !is_truth(field, value);
-  });
+/// Names that pandas gives to columns without one: 0, 1, 2 and so on, behind an empty field where it wrote an index.
+bool are_numbered(const std::vector<std::string>& fields) {
+  const size_t index = !fields.empty() && fields[0].empty() ? 1 : 0;
+  if (fields.size() < 2) return false;
+  for (size_t i = index; i < fields.size(); ++i)
+    if (fields[i] != std::to_string(i - index)) return false;
+  return true;
+}
+
+/// Column names: at least one field is neither a number, True or False, nor a word for a missing one; or all are
+/// numbered as pandas does.
+bool is_header(const std::vector<std::string>& fields, const MatrixOptions& options) {
+  if (!options.header.empty()) return options.header == "yes";
+  const char decimal = options.decimal;
+  return are_numbered(fields) || std::any_of(fields.begin(), fields.end(), [&](const std::string& field) {
+           double value = 0;
+           return !is_missing_word(field) && !is_number(field, decimal, value) && !is_number(field, ',', value) &&
+                  !is_truth(field, value);
+         });
 }
 
 bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\f' || c == '\v'; }
 
-/// The words of a line, and how many there are.
+/// End of the word that begins at `begin`. A word in quotes, as R writes them, ends at the quote before a blank.
+size_t word_end(std::string_view line, size_t begin) {
+  if (line[begin] == '"')
+    for (size_t i = begin + 1; (i = line.find('"', i)) != std::string_view::npos; ++i)
+      if (i + 1 == line.size() || is_blank(line[i + 1])) return i + 1;
+  size_t end = begin;
+  while (end < line.size() && !is_blank(line[end])) ++end;
+  return end;
+}
+
+/// Calls visit(number, word) for each word of a line, quotes around it left out. Returns the number of words.
 template <class Visit>
 size_t each_word(std::string_view line, const Visit& visit) {
   size_t count = 0;
   for (size_t i = 0; i < line.size();) {
     while (i < line.size() && is_blank(line[i])) ++i;
+    if (i == line.size()) break;
     const size_t begin = i;
-    while (i < line.size() && !is_blank(line[i])) ++i;
-    if (i > begin) visit(count++, line.substr(begin, i - begin));
+    i = word_end(line, begin);
+    std::string_view word = line.substr(begin, i - begin);
+    if (word.size() > 1 && word.front() == '"' && word.back() == '"') word = word.substr(1, word.size() - 2);
+    visit(count++, word);
   }
   return count;
 }
@@ -50,7 +75,8 @@ size_t each_word(std::string_view line, const Visit& visit) {
 /// Text with blanks between its fields, in ranges of whole lines.
 class BlankSeparated {
  public:
-  BlankSeparated(const std::filesystem::path& path, std::shared_ptr<const MappedInput> input, char decimal)
+  BlankSeparated(const std::filesystem::path& path, std::shared_ptr<const MappedInput> input,
+                 const MatrixOptions& options)
       : path_(path), input_(std::move(input)), text_(input_->bytes()) {
     for (size_t at = 0; at < text_.size();) {
       size_t end = std::min<size_t>(at + kPartBytes, text_.size());
@@ -59,13 +85,15 @@ class BlankSeparated {
       at = end;
     }
     count_lines();
-    std::vector<std::string> fields = first_fields();
-    has_header_ = is_header(fields, decimal);
-    names_ = has_header_ ? std::move(fields) : numbered(fields.size());
+    const auto [fields, second] = first_lines();
+    has_header_ = is_header(fields, options);
+    names_ = has_header_ ? fields : numbered(fields.size());
+    // R writes no name for its row names.
+    if (has_header_ && second == fields.size() + 1) names_.insert(names_.begin(), "");
   }
 
   const std::vector<std::string>& names() const { return names_; }
-  static std::vector<size_t> index() { return {}; }
+  bool has_header() const { return has_header_; }
   int64_t num_parts() const { return std::ssize(ranges_); }
 
   void read(int64_t part, const MatrixColumns& columns, RowTaker& taker) const {
@@ -121,17 +149,23 @@ class BlankSeparated {
     for (Range& range : ranges_) line += std::exchange(range.first_line, line);
   }
 
-  std::vector<std::string> first_fields() {
+  /// Words of the first line with any, and how many the next one has.
+  std::pair<std::vector<std::string>, size_t> first_lines() {
     std::vector<std::string> fields;
-    for (int64_t part = 0; part < num_parts() && fields.empty(); ++part) {
+    size_t second = 0;
+    for (int64_t part = 0; part < num_parts() && second == 0; ++part) {
       each_line(part, [&](int64_t number, std::string_view line) {
-        first_line_ = number;
-        each_word(line, [&](size_t, std::string_view word) { fields.emplace_back(word); });
+        if (fields.empty()) {
+          first_line_ = number;
+          each_word(line, [&](size_t, std::string_view word) { fields.emplace_back(word); });
+          return true;
+        }
+        second = each_word(line, [](size_t, std::string_view) {});
         return false;
       });
     }
     if (fields.empty()) throw UserError("there are no rows", {}, path_.string());
-    return fields;
+    return {fields, second};
   }
 
   const std::filesystem::path& path_;
@@ -143,21 +177,16 @@ class BlankSeparated {
   bool has_header_ = false;
 };
 
-/// Python and R quote the names of columns where they quote between tabs. Other programs write no quotes there.
-bool begins_with_quotes(std::string_view text) {
-  const std::string_view line = text.substr(0, text.find_first_of("\r\n"));
-  return line.starts_with('"') && line.find("\"\t\"") != std::string_view::npos;
-}
-
 /// Text with a delimiter, whose header, if any, is found out.
 class Delimited {
  public:
   Delimited(const std::filesystem::path& path, const std::shared_ptr<const MappedInput>& input, char delimiter,
-            char decimal)
+            const MatrixOptions& options)
       : path_(path) {
-    DelimitedFormat format{.delimiter = delimiter, .quotes = delimiter != '\t' || begins_with_quotes(input->bytes())};
+    DelimitedFormat format{.delimiter = delimiter,
+                           .quotes = delimiter != '\t' || has_quotes_between_tabs(input->bytes())};
     file_ = std::make_unique<DelimitedFile>(path, format, input);
-    has_header_ = is_header(file_->columns(), decimal);
+    has_header_ = is_header(file_->columns(), options);
     if (!has_header_) {
       format.columns = numbered(file_->columns().size());
       file_ = std::make_unique<DelimitedFile>(path, format, input);
@@ -166,13 +195,7 @@ class Delimited {
   }
 
   const std::vector<std::string>& names() const { return file_->columns(); }
-  /// The first columns, if a header names others but not these: pandas and R write row names so.
-  std::vector<size_t> index() const {
-    std::vector<size_t> unnamed;
-    while (has_header_ && unnamed.size() < names().size() && names()[unnamed.size()].empty())
-      unnamed.push_back(unnamed.size());
-    return unnamed;
-  }
+  bool has_header() const { return has_header_; }
   int64_t num_parts() const { return std::ssize(ranges_); }
 
   void read(int64_t part, const MatrixColumns& columns, RowTaker& taker) const {
@@ -194,12 +217,25 @@ class Delimited {
   bool has_header_ = false;
 };
 
+/// The first columns, if a header names others but not these: pandas and R write row names so.
+template <class File>
+std::vector<size_t> index_of(const File& file) {
+  std::vector<size_t> unnamed;
+  while (file.has_header() && unnamed.size() < file.names().size() && file.names()[unnamed.size()].empty())
+    unnamed.push_back(unnamed.size());
+  return unnamed;
+}
+
 template <class File>
 MatrixParts read_parts(const File& file, const std::filesystem::path& path, const MatrixOptions& options) {
-  const std::vector<size_t> index = file.index();
+  const std::vector<size_t> index = index_of(file);
   const MatrixColumns columns(file.names(), options, path, index);
   MatrixParts result(columns);
   note_index(columns, index, "without a name, an index of pandas or R,", result.notes);
+  if (options.header.empty() && !file.has_header())
+    result.notes.emplace_back("the first line is a row, since all of it are numbers; --header yes makes it names");
+  if (options.header.empty() && file.has_header() && are_numbered(file.names()))
+    result.notes.emplace_back("the first line numbers the columns, as pandas does; --header no makes it a row");
   result.parts.resize(static_cast<size_t>(file.num_parts()));
   parallel_pieces(file.num_parts(), 1, [&](int64_t i, int64_t) {
     RowTaker taker(path, columns, options, result.parts[static_cast<size_t>(i)]);
@@ -221,9 +257,8 @@ MatrixParts read_text_parts(const std::filesystem::path& path, InputHead head, c
     delimiter = options.delimiter == "tab" ? '\t' : options.delimiter == "blank" ? kBlanks : options.delimiter[0];
   else
     delimiter = find_delimiter(input->bytes(), expected, options.decimal);
-  MatrixParts parts = delimiter == kBlanks
-                          ? read_parts(BlankSeparated(path, input, options.decimal), path, options)
-                          : read_parts(Delimited(path, input, delimiter, options.decimal), path, options);
+  MatrixParts parts = delimiter == kBlanks ? read_parts(BlankSeparated(path, input, options), path, options)
+                                           : read_parts(Delimited(path, input, delimiter, options), path, options);
   if (!named && delimiter != expected)
     parts.notes.push_back(fmt::format("{} between fields, found in the first lines; --delimiter names another",
                                       delimiter_name(delimiter)));

@@ -206,7 +206,7 @@ std::unique_ptr<SourceFile> open_source(const RowsConfig& config, const fs::path
   require_text(head, path, "text with a delimiter");
   require_table(input->bytes(), path);
   const char delimiter = delimiter_of(config, format, path, input->bytes());
-  const bool quotes = format.empty() ? delimiter != '\t' : format == "csv";
+  const bool quotes = (format.empty() ? delimiter != '\t' : format == "csv") || has_quotes_between_tabs(input->bytes());
   return std::make_unique<TextSource>(path, DelimitedFormat{delimiter, quotes, config.columns}, decoder, input);
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -29,6 +30,22 @@ at::Tensor checked_target(const at::Tensor& x, const at::Tensor& target) {
   return target.contiguous();
 }
 
+/// Exponent e, so that the largest number (N) divided by 2^e is from 1 to 2. 0 for classes, and if all are 0.
+int exponent_of(const at::Tensor& target) {
+  if (target.scalar_type() != at::kDouble || target.numel() == 0) return 0;
+  const double largest = target.abs().max().item<double>();
+  return largest > 0 ? std::ilogb(largest) : 0;
+}
+
+/// Numbers times 2^exponent. Keeps all bits, subnormal results aside.
+at::Tensor scaled(const at::Tensor& numbers, int exponent) {
+  if (exponent == 0) return numbers;
+  const at::Tensor result = at::empty_like(numbers);
+  std::transform(numbers.const_data_ptr<double>(), numbers.const_data_ptr<double>() + numbers.numel(),
+                 result.mutable_data_ptr<double>(), [&](double number) { return std::ldexp(number, exponent); });
+  return result;
+}
+
 void check_dtype(const RegressionData& data, at::ScalarType type, const char* what) {
   const at::Tensor target = data.table().tensor(RegressionData::kTarget);
   user_check(target.scalar_type() == type, "regression: the target must be {}, but is {}", what, describe(target));
@@ -44,7 +61,9 @@ at::Tensor deviations(const TableData& table, double l2) {
 }  // namespace
 
 RegressionData::RegressionData(const at::Tensor& x, const at::Tensor& target, std::shared_ptr<Workers> workers)
-    : table_("regression", check_rows("regression", x), std::move(workers), {checked_target(x, target)}) {}
+    : exponent_(exponent_of(checked_target(check_rows("regression", x), target))),
+      table_("regression", check_rows("regression", x), std::move(workers),
+             {scaled(checked_target(x, target), -exponent_)}) {}
 
 LinearResult fit_linear(RegressionData& data, double l2) {
   check_dtype(data, at::kDouble, "float64 numbers");
@@ -76,7 +95,9 @@ LinearResult fit_linear(RegressionData& data, double l2) {
           .item<double>();
   const double all = sums.tensors[3][1].item<double>() - rows * v_mean * v_mean;
   result.r2 = all > 0 ? 1 - unexplained / all : std::numeric_limits<double>::quiet_NaN();
-  result.rmse = std::sqrt(unexplained / rows);
+  result.coefficients = scaled(result.coefficients, data.exponent());
+  result.intercept = std::ldexp(result.intercept, data.exponent());
+  result.rmse = std::ldexp(std::sqrt(unexplained / rows), data.exponent());
   return result;
 }
 

@@ -21,8 +21,11 @@ class RegressionData {
   RegressionData(const at::Tensor& x, const at::Tensor& target, std::shared_ptr<Workers> workers = nullptr);
 
   const TableData& table() const { return table_; }
+  /// Numbers to predict are held divided by 2^exponent, so that their squares neither overflow nor vanish.
+  int exponent() const { return exponent_; }
 
  private:
+  int exponent_;
   TableData table_;
 };
 

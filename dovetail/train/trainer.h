@@ -20,7 +20,7 @@ struct TrainResult {
   double loss = 0;                                 ///< nats per token, or per sample, of the last step
   std::optional<double> validation_loss;           ///< nats per token or per sample, if any are held out
   std::optional<double> validation_nats_per_byte;  ///< of text
-  bool interrupted = false;  ///< SIGINT, SIGTERM or the time limit: saved and stopped early
+  bool interrupted = false;                        ///< SIGINT, SIGTERM or the time limit: saved and stopped early
 };
 
 /// The main job: from config to a trained model in the run's folder (docs/training.md says what lies there).

@@ -240,8 +240,8 @@ def test_what_cannot_be_done_is_refused(tmp_path):
     np.save(tmp_path / "words.npy", np.array(["a", "b"]))
     for words, message in [
         (["--data", "x.npy", "--k", 6], "6 centres of 5 rows"),
-        (["--data", "x.npy", "--k", 2, "--drop-columns", "9"], "no column 9 to drop: the file has 6"),
-        (["--data", "x.npy", "--k", 2, "--drop-columns", "1,x"], '"1,x" is no list of columns'),
+        (["--data", "x.npy", "--k", 2, "--drop-columns", "9"], "--drop-columns: no column is named 9"),
+        (["--data", "x.npy", "--k", 2, "--drop-columns", "1,x"], "--drop-columns: no column is named x"),
         (["--data", "cube.npy", "--k", 1], "3 dimensions, not one or two"),
         (["--data", "words.npy", "--k", 1], "values of type U1 are not read"),
         (["--data", "none.csv", "--k", 1], "none.csv"),

@@ -677,3 +677,167 @@ def test_a_finished_run_does_not_take_other_files_for_its_own(tmp_path):
     assert 'is "b.csv"' in refusal(tmp_path, *words, "--set", 'rows.files=["b.csv"]')
     more = dovetail(*words, "--set", 'rows.files=["b.csv"]', "--set", "train.steps=4", folder=tmp_path)
     assert "from step 3 on" in more.stderr and "rows.files" in more.stderr
+
+
+def fitted_classes(folder, name, *words):
+    result = dovetail_json(
+        "fit", "logistic", "--data", name, "--target", "y", "--out", "fit", "--fresh", *words, folder=folder
+    )
+    return result["classes"], pd.read_csv(folder / "fit/coefficients.csv", dtype=str, keep_default_na=False)["class"]
+
+
+TEXTS = {
+    "versions": ["1.1", "1.10", "v2"],
+    "zips": ["00501", "501", "x"],
+    "forms": ["1e3", "1000", "1_0"],
+    "blanks": ["a", " a", "a "],
+    "words": ["NA", "None", ""],
+    "digits": ["1.1", "1.10", "01"],
+}
+
+
+# In a text, words are missing and digits are numbers.
+@pytest.mark.parametrize(
+    ("kind", "suffix"),
+    [*((kind, ".parquet") for kind in TEXTS), *((kind, ".csv") for kind in TEXTS if kind not in ("words", "digits"))],
+)
+def test_texts_are_the_classes_of_scikit_learn(tmp_path, kind, suffix):
+    frame = pd.DataFrame({"x": np.tile([0.0, 1, 3], 20), "y": np.tile(TEXTS[kind], 20)})
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    frame.to_parquet(tmp_path / "x.parquet")
+    oracle = linear_model.LogisticRegression().fit(frame[["x"]], frame.y)
+    classes, rows = fitted_classes(tmp_path, f"x{suffix}")
+    assert classes == oracle.classes_.tolist() == rows.tolist()
+
+
+def test_numbers_of_a_text_are_one_class_in_any_form(tmp_path):
+    (tmp_path / "x.csv").write_text("x,y\n" + "0,1\n1,1.0\n3, 2\n4,2e0\n" * 8)
+    oracle = pd.read_csv(tmp_path / "x.csv").y.unique()
+    assert fitted_classes(tmp_path, "x.csv")[0] == oracle.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("quoting", [1, 2])  # all, all but numbers
+def test_quotes_between_tabs_are_those_of_pandas(tmp_path, quoting):
+    frame = pd.DataFrame({"a": X[:, 0], "b\tc": X[:, 1], "d": ["1", "2", "3", "4"]})
+    frame.to_csv(tmp_path / "x.tsv", sep="\t", index=False, quoting=quoting)
+    assert_rows_of_pandas(tmp_path, "x.tsv", sep="\t")
+
+
+def assert_rows_of_pandas(folder, name, words=(), **options):
+    """The rows and columns are those of pandas.read_csv(**options), where clusters begin at each row."""
+    rows = rows_of(folder, name, *words)[1]
+    wanted = pd.read_csv(folder / name, **options).reset_index(drop=True)
+    wanted.columns = [str(column) for column in wanted.columns]
+    pd.testing.assert_frame_equal(rows, wanted, check_dtype=False)
+
+
+def test_columns_that_pandas_numbers_are_names(tmp_path):
+    frame = pd.DataFrame(X)
+    for index in [True, False]:
+        frame.to_csv(tmp_path / "x.csv", index=index)
+        assert_rows_of_pandas(tmp_path, "x.csv", index_col=0 if index else None)
+    assert "--header no" in rows_of(tmp_path, "x.csv")[0]
+    (tmp_path / "y.csv").write_text("2019,2020\n1,2\n1,3\n9,8\n9,9\n")
+    assert "--header yes" in dovetail("kmeans", "--data", "y.csv", "--k", 2, folder=tmp_path).stderr
+    assert_rows_of_pandas(tmp_path, "y.csv", words=["--header", "yes"])
+    (tmp_path / "z.csv").write_text("0,1\n1,3\n9,8\n9,9\n")
+    rows = rows_of(tmp_path, "z.csv", "--header", "no")[1]
+    assert rows.to_numpy().tolist() == pd.read_csv(tmp_path / "z.csv", header=None).to_numpy().tolist()
+    np.save(tmp_path / "x.npy", X)
+    assert "--header are for text" in refusal(tmp_path, "kmeans", "--data", "x.npy", "--k", 2, "--header", "no")
+
+
+# utils::write.table and write.csv of R 4 name no column for row names and put texts in quotes.
+R_TABLES = {
+    "blanks.txt": '"a" "b"\n"1" 1 2\n"2" 1 3\n"row 3" 9 8\n"4" 9 9\n',
+    "tabs.tsv": '"a"\t"b"\n"1"\t1\t2\n"2"\t1\t3\n"3"\t9\t8\n"4"\t9\t9\n',
+    "commas.csv": '"a","b"\n"1",1,2\n"2",1,3\n"3",9,8\n"4",9,9\n',
+    "named.csv": '"","a","b"\n"1",1,2\n"2",1,3\n"3",9,8\n"4",9,9\n',
+}
+
+
+@pytest.mark.parametrize("name", R_TABLES)
+def test_row_names_of_r_are_no_feature(tmp_path, name):
+    (tmp_path / name).write_text(R_TABLES[name])
+    assert "an index of pandas or R" in rows_of(tmp_path, name)[0]
+    sep = {"blanks.txt": r"\s+", "tabs.tsv": "\t"}.get(name, ",")
+    assert_rows_of_pandas(tmp_path, name, sep=sep, index_col=0)
+
+
+def test_a_delimiter_at_the_end_of_each_line_is_no_row_name(tmp_path):
+    (tmp_path / "x.csv").write_text("a,b\n1,2,\n1,3,\n9,8,\n9,9,\n")
+    assert "3 fields, not 2" in refusal(tmp_path, "kmeans", "--data", "x.csv", "--k", 2)
+
+
+@pytest.mark.parametrize("first", ["sep=;\n", '"sep=;"\r\n', "# made by a tool\n# in May\n"])
+def test_lines_before_the_header(tmp_path, first):
+    (tmp_path / "x.csv").write_text(first + CSV.replace(",", ";"))
+    assert_rows_of_pandas(tmp_path, "x.csv", sep=";", skiprows=first.count("\n"))
+    (tmp_path / "one.csv").write_text("#a\n1\n2\n3\n9\n")
+    assert rows_of(tmp_path, "one.csv")[1].columns.tolist() == ["#a"]
+
+
+def test_centres_are_matched_by_name(tmp_path):
+    frame = pd.DataFrame(X, columns=["a", "b"])
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    words = ["kmeans", "--data", "x.csv", "--k", 2, "--iterations", 1, "--fresh", "--init"]
+    centres = pd.DataFrame([[1.0, 9], [8, 1]], columns=["a", "b"])
+    found = []
+    for table in [centres, centres[["b", "a"]]]:
+        table.to_csv(tmp_path / "start.csv", index=False)
+        dovetail(*words, "start.csv", "--out", "run", folder=tmp_path)
+        found.append((tmp_path / "run/centres.csv").read_text())
+    assert found[0] == found[1]
+    oracle = sklearn_cluster.KMeans(2, init=centres.to_numpy(), n_init=1, max_iter=1).fit(X)
+    np.testing.assert_allclose(pd.read_csv(tmp_path / "run/centres.csv").to_numpy(), oracle.cluster_centers_)
+    centres.rename(columns={"b": "c"}).to_csv(tmp_path / "start.csv", index=False)
+    assert "no column of start.csv is named b" in refusal(tmp_path, *words, "start.csv")
+    np.save(tmp_path / "start.npy", centres)
+    dovetail(*words, "start.npy", "--out", "run", folder=tmp_path)
+    assert (tmp_path / "run/centres.csv").read_text() == found[0]
+
+
+def test_columns_are_named_by_name_or_place_everywhere(tmp_path):
+    frame = pd.DataFrame(np.c_[X, X[:, ::-1]], columns=["1", "0", "a,b", "c"])
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    for words, names in [
+        (["--columns", "0"], ["0"]),
+        (["--drop-columns", "0"], ["1", "a,b", "c"]),
+        (["--columns", '"a,b",c'], ["a,b", "c"]),
+        (["--drop-columns", 'c,"a,b"'], ["1", "0"]),
+        (["--columns", "2,3"], ["a,b", "c"]),
+    ]:
+        assert rows_of(tmp_path, "x.csv", *words)[1].columns.tolist() == names
+    for option in ["--columns", "--drop-columns", "--init"]:
+        assert f"{option} is empty" in refusal(tmp_path, "kmeans", "--data", "x.csv", "--k", 2, option, "")
+    assert "text after a closing quote" in refusal(tmp_path, "kmeans", "--data", "x.csv", "--k", 2, "--columns", '"a"b')
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200, 1e-310])
+def test_a_linear_target_of_any_size_has_the_same_r2(tmp_path, scale):
+    random = np.random.default_rng(0)
+    x = random.normal(0, 1, (50, 2))
+    y = x @ [1, 2] + random.normal(0, 0.5, 50)
+    pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": y * scale}).to_csv(tmp_path / "x.csv", index=False)
+    words = ["fit", "linear", "--data", "x.csv", "--target", "y", "--out", "run"]
+    result = dovetail_json(*words, folder=tmp_path)
+    oracle = linear_model.LinearRegression().fit(x, y)
+    assert result["r2"] == pytest.approx(oracle.score(x, y), rel=1e-6)
+    rmse = np.sqrt(np.mean((oracle.predict(x) - y) ** 2))
+    assert result["rmse"] / scale == pytest.approx(rmse, rel=1e-6)
+    found = pd.read_csv(tmp_path / "run/coefficients.csv")
+    np.testing.assert_allclose(found[["a", "b"]].to_numpy()[0] / scale, oracle.coef_, rtol=1e-5)
+
+
+def test_rows_read_texts_of_other_programs(tmp_path):
+    frame = clicks()
+    frame.to_csv(tmp_path / "plain.csv", index=False)
+    frame.to_csv(tmp_path / "quoted.tsv", index=False, sep="\t", quoting=1)
+    plain = (tmp_path / "plain.csv").read_text()
+    (tmp_path / "excel.csv").write_text("sep=;\n" + plain.replace(",", ";"))
+    (tmp_path / "comment.csv").write_text("# from a tool\n" + plain)
+    head, *rows = plain.splitlines()
+    (tmp_path / "r.csv").write_text("\n".join([head, *(f"{i},{row}" for i, row in enumerate(rows))]) + "\n")
+    wanted = losses(tmp_path, "plain.csv")
+    for name in ["quoted.tsv", "excel.csv", "comment.csv", "r.csv"]:
+        assert losses(tmp_path, name) == wanted, name
