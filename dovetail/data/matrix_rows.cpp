@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <cctype>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -53,6 +54,15 @@ std::string comma_advice(std::string_view word) {
                    : "; for a decimal comma give --decimal ,";
 }
 
+/// True for a text that begins as a date of ISO 8601 does: 2020-01-31.
+bool is_date(std::string_view word) {
+  constexpr std::string_view kPattern = "0000-00-00";
+  if (word.size() < kPattern.size()) return false;
+  for (size_t i = 0; i < kPattern.size(); ++i)
+    if (kPattern[i] == '-' ? word[i] != '-' : std::isdigit(static_cast<unsigned char>(word[i])) == 0) return false;
+  return true;
+}
+
 void RowTaker::add(double value) {
   if (std::isnan(value)) return add_bad("no value (nan)");
   if (is_target()) {
@@ -88,7 +98,10 @@ void RowTaker::add_text(std::string_view text) {
     return add(value);
   }
   if (is_truth(word, value)) return add(value);
-  add_bad(shown(text) + " is not a number" + (options_.decimal == '.' ? comma_advice(word) : std::string()));
+  add_bad(shown(text) + " is not a number" +
+          (is_date(word)             ? "; write dates as numbers, such as seconds"
+           : options_.decimal == '.' ? comma_advice(word)
+                                     : std::string()));
 }
 
 void RowTaker::add_string(std::string_view text) {

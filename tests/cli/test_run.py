@@ -33,10 +33,20 @@ def test_training_again_goes_on_from_the_last_checkpoint(workspace):
     result = dovetail_json("train", "run.toml", *longer, folder=workspace)
     assert result["steps"] == 24
     assert not result["interrupted"]
-    assert result["loss"] == metrics(workspace / "run")[-1]["loss"]
+    last = metrics(workspace / "run")[-1]
+    assert [result[key] for key in ("loss", "validation_loss")] == [last["loss"], last["validation_loss"]]
     assert metrics(workspace / "run")[:20] == first
     assert [line["step"] for line in metrics(workspace / "run")] == list(range(1, 25))
     assert json.loads((workspace / "run" / "machine.json").read_text())["resumed_from"] == [20]
+
+
+def test_a_run_without_validation_has_no_validation_loss(workspace):
+    config = (workspace / "run.toml").read_text().replace('validation_split = "tail"', "")
+    (workspace / "none.toml").write_text(config.replace("validation_fraction = 0.1", "validation_fraction = 0"))
+    words = ["--set", "run.folder=none", "--set", "data.path=whole", "--set", "train.steps=2"]
+    result = dovetail_json("train", "none.toml", *words, folder=workspace)
+    assert result["validation_loss"] is None and result["validation_nats_per_byte"] is None
+    assert not any("validation_loss" in line for line in metrics(workspace / "none"))
 
 
 def test_eval_is_the_last_validation_of_the_run(workspace):

@@ -841,3 +841,24 @@ def test_rows_read_texts_of_other_programs(tmp_path):
     wanted = losses(tmp_path, "plain.csv")
     for name in ["quoted.tsv", "excel.csv", "comment.csv", "r.csv"]:
         assert losses(tmp_path, name) == wanted, name
+
+
+def test_dates_are_refused_with_a_way_on(tmp_path):
+    days = pd.to_datetime(["2020-01-01", "2020-01-02", "2021-01-01", "2021-01-02"]).to_series()
+    frame = pd.DataFrame({"t": days, "d": days.dt.date, "s": days - days.iloc[0], "x": X[:, 0]})
+    words = ["kmeans", "--k", 2, "--out", "run", "--fresh", "--data"]
+    ways = {
+        "t": ('column.astype("datetime64[s]").astype("int64")', days.astype("datetime64[s]").astype("int64")),
+        "d": ("column.astype(str)", None),
+        "s": ("column.dt.total_seconds()", frame.s.dt.total_seconds()),
+    }
+    for name, (way, numbers) in ways.items():
+        frame[[name, "x"]].to_parquet(tmp_path / "x.parquet", index=False)
+        error = refusal(tmp_path, *words, "x.parquet")
+        assert f"column 0 (`{name}`) holds" in error and way in error and "--drop-columns 0" in error
+        dovetail(*words, "x.parquet", "--drop-columns", 0, folder=tmp_path)
+        if numbers is not None:
+            frame[["x"]].assign(n=numbers).to_parquet(tmp_path / "x.parquet", index=False)
+            dovetail(*words, "x.parquet", folder=tmp_path)
+    frame[["t", "x"]].to_csv(tmp_path / "x.csv", index=False)
+    assert "write dates as numbers" in refusal(tmp_path, *words, "x.csv")

@@ -25,7 +25,19 @@ bool is_list(const arrow::DataType& type) {
          type.id() == arrow::Type::LARGE_LIST_VIEW;
 }
 
-/// Whether values of `type` can be read, and as what.
+/// Ways on for a column of a type that is not read.
+std::string help_of(const arrow::DataType& type, int field) {
+  const std::string leave_out =
+      fmt::format("or leave the column out (--drop-columns {}, or no name of it in [rows])", field);
+  if (!arrow::is_temporal(type) && type.id() != arrow::Type::DURATION)
+    return "cast it to one of them, or to lists of them, " + leave_out;
+  const char* cast = type.id() == arrow::Type::DURATION    ? "dt.total_seconds()"
+                     : type.id() == arrow::Type::TIMESTAMP ? "astype(\"datetime64[s]\").astype(\"int64\")"
+                                                           : "astype(str)";
+  return fmt::format("cast it, for example by column.{} of pandas, {}", cast, leave_out);
+}
+
+/// Sets the kind as which values of `type` are read. Returns false if they are not read.
 bool value_kind(const arrow::DataType& type, Kind& kind) {
   switch (type.id()) {
     case arrow::Type::BOOL:
@@ -307,10 +319,9 @@ class ArrowColumns : public ParquetColumns {
       const arrow::DataType& value = is_list(type) ? *type.field(0)->type() : type;
       Column column{.field = field, .list = is_list(type), .leaves = file_.leaves(field)};
       if (!value_kind(value, column.kind))
-        throw UserError(fmt::format("column {} (`{}`) holds {}, which is no feature", field, printable(name),
-                                    printable(type.ToString())),
-                        "cast it to integers, floats or strings, or lists of them, or leave the column out",
-                        file_.path());
+        throw UserError(fmt::format("column {} (`{}`) holds {}, not integers, floats or strings", field,
+                                    printable(name), printable(type.ToString())),
+                        help_of(value, field), file_.path());
       columns_.push_back(column);
       lists.push_back(column.list);
     }
