@@ -99,9 +99,21 @@ Parsed number_of(const Cell& cell, char decimal, double& number, std::string& re
   return Parsed::kBad;
 }
 
+bool is_whole(double number, int64_t& integer) {
+  constexpr double kExactIntegers = 9007199254740992;  // 2^53
+  if (!(std::abs(number) < kExactIntegers) || std::trunc(number) != number) return false;
+  integer = static_cast<int64_t>(number);
+  return true;
+}
+
 bool text_of(const Cell& cell, std::array<char, 24>& buffer, std::string_view& text, std::string& reason) {
-  if (cell.kind == Cell::Kind::kInteger) {
-    const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), cell.integer).ptr;
+  if (cell.kind == Cell::Kind::kInteger && cell.truth) {
+    text = cell.integer != 0 ? "True" : "False";
+    return true;
+  }
+  int64_t integer = cell.integer;
+  if (cell.kind == Cell::Kind::kInteger || (cell.kind == Cell::Kind::kReal && is_whole(cell.real, integer))) {
+    const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), integer).ptr;
     text = std::string_view(buffer.data(), static_cast<size_t>(end - buffer.data()));
     return true;
   }
@@ -109,8 +121,9 @@ bool text_of(const Cell& cell, std::array<char, 24>& buffer, std::string_view& t
     text = *cell.text;
     return true;
   }
-  reason = cell.kind == Cell::Kind::kReal ? "a float is no id; write the column as integers or strings"
-                                          : "a list, where one id is wanted";
+  reason = cell.kind == Cell::Kind::kReal
+               ? fmt::format("{} is no id; write the column as integers or strings", cell.real)
+               : "a list, where one id is wanted";
   return false;
 }
 

@@ -44,7 +44,16 @@ std::string plain_number(std::string_view text, char decimal);
 /// A finite number or truth; a NaN is a missing one, and so is a text of is_missing_word.
 Parsed number_of(const Cell& cell, char decimal, double& number, std::string& reason);
 
-/// The text that is hashed. Integers are written into `buffer`.
+/// True for a cell without a value, or with an empty text: an empty field of a CSV file is missing, too.
+inline bool is_absent(const Cell& cell) {
+  return cell.kind == Cell::Kind::kMissing || (cell.kind == Cell::Kind::kText && cell.text->empty());
+}
+
+/// Reads a float that is an integer within 2^53, as pandas keeps integers of a column with missing ones.
+bool is_whole(double number, int64_t& integer);
+
+/// The text that is hashed. Integers are written into `buffer`; floats that are integers are written as such. Booleans
+/// are True and False, as pandas writes them into a CSV file.
 bool text_of(const Cell& cell, std::array<char, 24>& buffer, std::string_view& text, std::string& reason);
 
 /// Makes `cell` value i of a column of Parquet.
@@ -60,6 +69,7 @@ inline void set_value(const ColumnValues& values, int64_t i, Cell& cell) {
   } else if (values.kind == ColumnValues::Kind::kInteger) {
     cell.kind = Cell::Kind::kInteger;
     cell.integer = values.integers[at];
+    cell.truth = values.are_truths;
   } else {
     cell.kind = Cell::Kind::kReal;
     cell.real = values.reals[at];

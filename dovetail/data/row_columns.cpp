@@ -13,6 +13,7 @@
 namespace dovetail {
 namespace {
 
+constexpr double kLargestFloat = std::numeric_limits<float>::max();
 constexpr size_t kTile = 256;  ///< rows whose ids, 26 a row, take the half of a first-level cache
 
 /// std::log1p of the whole numbers that counts mostly are. Not an array, whose values the compiler may work out itself,
@@ -81,6 +82,7 @@ class RowDecoder::ColumnTiles {
   struct Plain {
     const ColumnValues* column = nullptr;  ///< null: the feature is another one
     std::vector<int64_t> word_ids;
+    bool has_empty_word = false;  ///< its rows are left to `decode`
     int64_t missing_id = 0;
   };
 
@@ -88,12 +90,13 @@ class RowDecoder::ColumnTiles {
     const ColumnValues& column = columns_[feature.columns[0]];
     const bool text = column.kind == ColumnValues::Kind::kText;
     if (feature.columns.size() > 1 || feature.weights >= 0 || feature.sequence || !feature.hash || column.is_list ||
-        column.kind == ColumnValues::Kind::kReal || (text && feature.separator != 0))
+        column.are_truths || column.kind == ColumnValues::Kind::kReal || (text && feature.separator != 0))
       return;
     plain.column = &column;
     plain.missing_id = table_row(xxh64({}), feature.num_rows);
     plain.word_ids.reserve(column.keys.size());
     for (const uint64_t key : column.keys) plain.word_ids.push_back(table_row(key, feature.num_rows));
+    for (const std::string_view word : column.words) plain.has_empty_word |= word.empty();
   }
 
   /// Rows [first, first + n), to the arrays.
@@ -118,9 +121,10 @@ class RowDecoder::ColumnTiles {
   void take_dense(const Dense& dense, size_t first, size_t n, double* out) {
     const std::span<const double> logs = whole_logs();
     take_numbers(columns_[dense.column], first, n, [&](size_t i, bool there, double number) {
-      special_[i] |= there ? !std::isfinite(number) : dense.required;
       if (!there) number = std::numeric_limits<double>::quiet_NaN();
-      out[i * decoder_.dense_.size()] = dense.log1p && there ? log1p_of(number, logs) : number;
+      const double value = dense.log1p && there ? log1p_of(number, logs) : number;
+      special_[i] |= there ? !std::isfinite(number) || !(std::abs(value) <= kLargestFloat) : dense.required;
+      out[i * decoder_.dense_.size()] = value;
     });
   }
 
@@ -129,6 +133,10 @@ class RowDecoder::ColumnTiles {
       const int32_t* const codes = plain.column->codes.data() + first;
       const int64_t* const word_ids = plain.word_ids.data();
       take_ids(feature, plain, first, n, f, [&](size_t i) { return word_ids[codes[i]]; });
+      if (!plain.has_empty_word) return;
+      const std::string_view* const words = plain.column->words.data();
+      for (size_t i = 0; i < n; ++i)
+        special_[i] |= plain.column->value_present[first + i] & static_cast<uint8_t>(words[codes[i]].empty());
     } else {
       const int64_t* const integers = plain.column->integers.data() + first;
       take_ids(feature, plain, first, n, f,

@@ -259,6 +259,21 @@ int64_t RowsConfig::feature_index(std::string_view name) const {
   return found == sparse.end() ? -1 : found - sparse.begin();
 }
 
+std::vector<std::string> labels_among_features(const RowsConfig& rows) {
+  std::vector<std::string> warnings;
+  const auto warn = [&](const std::string& column, const char* key, const std::vector<std::string>& columns) {
+    if (std::ranges::find(columns, column) != columns.end())
+      warnings.push_back(fmt::format("column `{}` is a label and in {}: the model sees what it is to predict",
+                                     printable(column), key));
+  };
+  for (const std::string& label : rows.label) {
+    const std::string column = parse_label(label).column;
+    for (const DenseConfig& entry : rows.dense) warn(column, "[[rows.dense]]", entry.columns);
+    for (const SparseConfig& feature : rows.sparse) warn(column, "[[rows.sparse]]", feature.columns);
+  }
+  return warnings;
+}
+
 LabelExpression parse_label(const std::string& text) {
   LabelExpression label;
   const size_t sign = text.find('>');
@@ -271,9 +286,14 @@ LabelExpression parse_label(const std::string& text) {
     valid = valid && parsed.ec == std::errc() && parsed.ptr == number.data() + number.size() &&
             std::isfinite(label.threshold);
   }
+  if (const size_t other = text.find_last_of("<="); !label.compare && other != std::string::npos) {
+    double number = 0;
+    const std::string_view right = trimmed(std::string_view(text).substr(other + 1));
+    valid = valid && std::from_chars(right.data(), right.data() + right.size(), number).ec != std::errc();
+  }
   if (!valid)
     throw UserError(fmt::format("rows.label: \"{}\" is neither a column nor `column > number`", printable(text)),
-                    "for example label = [\"arr_delay > 15\"]");
+                    "for example label = [\"arr_delay > 15\"]; only > compares");
   return label;
 }
 

@@ -81,6 +81,9 @@ struct LabelExpression {
   double threshold = 0;
 };
 
+/// Warnings of labels that are dense columns or ids, too: the model would see what it is to predict.
+std::vector<std::string> labels_among_features(const RowsConfig& rows);
+
 /// "clicked" or "arr_delay > 15". Throws UserError for anything else.
 LabelExpression parse_label(const std::string& text);
 

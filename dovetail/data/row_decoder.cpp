@@ -134,7 +134,7 @@ bool RowDecoder::decode_group(std::span<const Cell> cells, RowBlock& out, BadRow
   std::array<char, 24> buffer;
   std::string_view text;
   const Cell& cell = cells[static_cast<size_t>(group_)];
-  const bool good = cell.kind == Cell::Kind::kMissing || text_of(cell, buffer, text, bad.reason);
+  const bool good = is_absent(cell) || text_of(cell, buffer, text, bad.reason);
   if (!good) bad.column = columns_[static_cast<size_t>(group_)];
   out.groups.push_back(static_cast<int64_t>(xxh64(text)));
   return good;
@@ -145,8 +145,8 @@ bool RowDecoder::decode_day(std::span<const Cell> cells, RowBlock& out, BadRow& 
   std::array<char, 24> buffer;
   std::string_view text;
   const Cell& cell = cells[static_cast<size_t>(day_)];
-  if (cell.kind == Cell::Kind::kMissing) bad.reason = "the day is missing";
-  if (cell.kind == Cell::Kind::kMissing || !text_of(cell, buffer, text, bad.reason)) {
+  if (is_absent(cell)) bad.reason = "the day is missing";
+  if (is_absent(cell) || !text_of(cell, buffer, text, bad.reason)) {
     bad.column = columns_[static_cast<size_t>(day_)];
     return false;
   }

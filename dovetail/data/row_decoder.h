@@ -19,6 +19,7 @@ struct Cell {
   const std::string_view* text = nullptr;
   const uint64_t* key = nullptr;  ///< of the text, where it is known
   int64_t integer = 0;
+  bool truth = false;  ///< the integer is a boolean
   double real = 0;
   const ColumnValues* list = nullptr;  ///< the list is its values [begin, end)
   int64_t begin = 0, end = 0;

@@ -13,11 +13,12 @@ namespace {
 
 constexpr char kCrossSeparator = '\x1f';
 
-/// A number of int64 or uint64, whose bits are the key.
+/// A number of int64 or uint64, whose bits are the key; also True, False, and "1.0" for 1.
 bool parse_id(std::string_view text, int64_t& id) {
   uint64_t bits = 0;
+  double number = 0;
   if (parse_number(text, id)) return true;
-  if (!parse_number(text, bits)) return false;
+  if (!parse_number(text, bits)) return (is_truth(text, number) || parse_number(text, number)) && is_whole(number, id);
   id = static_cast<int64_t>(bits);
   return true;
 }
@@ -77,7 +78,7 @@ bool RowDecoder::decode_cross(const Feature& feature, std::span<const Cell> cell
   for (const size_t column : feature.columns) {
     std::array<char, 24> buffer;
     std::string_view text;
-    if (cells[column].kind == Cell::Kind::kMissing) {
+    if (is_absent(cells[column])) {
       if (feature.missing != Missing::kValue) return add_missing(feature, column, out, bad);
     } else if (!text_of(cells[column], buffer, text, bad.reason)) {
       bad.column = columns_[column];
@@ -92,7 +93,7 @@ bool RowDecoder::decode_cross(const Feature& feature, std::span<const Cell> cell
 
 bool RowDecoder::decode_ids(const Feature& feature, const Cell& cell, RowBlock& out, BadRow& bad) const {
   const size_t column = feature.columns[0];
-  if (cell.kind == Cell::Kind::kMissing) return add_missing(feature, column, out, bad);
+  if (is_absent(cell)) return add_missing(feature, column, out, bad);
   const bool good = for_each_value(cell, feature.separator, [&](const Cell& value) {
     return feature.hash ? add_hashed(feature, value, out, bad.reason) : add_integer(feature, value, out, bad.reason);
   });
@@ -103,11 +104,11 @@ bool RowDecoder::decode_ids(const Feature& feature, const Cell& cell, RowBlock& 
 bool RowDecoder::add_hashed(const Feature& feature, const Cell& value, RowBlock& out, std::string& reason) {
   std::array<char, 24> buffer;
   std::string_view text;
-  if (value.kind == Cell::Kind::kMissing) {
+  if (is_absent(value)) {
     reason = "an id of the list is missing";
     return false;
   }
-  if (value.kind == Cell::Kind::kInteger) {
+  if (value.kind == Cell::Kind::kInteger && !value.truth) {
     out.ids.push_back(table_row(integer_key(value.integer), feature.num_rows));
     return true;
   }
@@ -119,12 +120,12 @@ bool RowDecoder::add_hashed(const Feature& feature, const Cell& value, RowBlock&
 
 bool RowDecoder::add_integer(const Feature& feature, const Cell& value, RowBlock& out, std::string& reason) {
   int64_t id = value.integer;
-  if (value.kind == Cell::Kind::kMissing)
+  if (is_absent(value))
     reason = "an id of the list is missing";
   else if (value.kind == Cell::Kind::kText && !parse_id(*value.text, id))
     reason = shown(*value.text) + " is not an integer";
-  else if (value.kind == Cell::Kind::kReal)
-    reason = "a float is no id; write the column as integers";
+  else if (value.kind == Cell::Kind::kReal && !is_whole(value.real, id))
+    reason = fmt::format("{} is not an integer", value.real);
   else if (feature.num_rows > 0 && static_cast<uint64_t>(id) >= feature.num_rows)
     reason =
         fmt::format("the id {} is out of range; the table has {} rows",

@@ -299,10 +299,14 @@ class Scan {
 
 }  // namespace
 
-RowScan scan_rows(const RowsConfig& config, const RowReader& reader) { return Scan(config, reader).run(); }
+RowScan scan_rows(const RowsConfig& config, const RowReader& reader) {
+  RowScan scan = Scan(config, reader).run();
+  scan.statistics.warnings = reader.warnings();
+  return scan;
+}
 
 std::vector<std::string> row_warnings(const RowStatistics& s) {
-  std::vector<std::string> warnings;
+  std::vector<std::string> warnings = s.warnings;
   for (size_t i = 0; i < s.labels.size(); ++i)
     if (s.label_mean[i] == 0 || s.label_mean[i] == 1)
       warnings.push_back(fmt::format("label `{}` is {} in all of the training rows: there is nothing to learn",

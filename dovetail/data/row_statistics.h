@@ -33,6 +33,7 @@ struct RowStatistics {
   int64_t train_rows = 0, validation_rows = 0;  ///< that are kept
   int64_t bad = 0, unlabelled = 0;
   std::vector<std::string> bad_rows;  ///< the first of them, each "file: row 7, column `x`: reason"
+  std::vector<std::string> warnings;  ///< of RowReader
   std::vector<std::string> labels;
   std::vector<double> label_mean;  ///< over the training rows that have it
   std::vector<DenseStatistics> dense;
@@ -60,7 +61,7 @@ RowScan scan_rows(const RowsConfig& config, const RowReader& reader);
 
 /// Findings that make training pointless or worse. Labels: one class only. Dense columns: constant, or rounded by
 /// float32 by more than 1/1000 of their deviation. Features: more than a tenth of the validation ids unseen in
-/// training. Rows: more than a tenth left out as bad.
+/// training. Rows: more than a tenth left out as bad. RowReader::warnings come first.
 std::vector<std::string> row_warnings(const RowStatistics& statistics);
 
 }  // namespace dovetail

@@ -862,3 +862,60 @@ def test_dates_are_refused_with_a_way_on(tmp_path):
             dovetail(*words, "x.parquet", folder=tmp_path)
     frame[["t", "x"]].to_csv(tmp_path / "x.csv", index=False)
     assert "write dates as numbers" in refusal(tmp_path, *words, "x.csv")
+
+
+@pytest.mark.parametrize(
+    "users",
+    [
+        [i % 3 == 0 for i in range(64)],
+        [["a", "", "b"][i % 3] for i in range(64)],
+        [["a", None, "b"][i % 3] for i in range(64)],
+        [2**63 + i % 7 for i in range(64)],
+        [-(i % 7) for i in range(64)],
+    ],
+    ids=["truths", "empty", "missing", "uint64", "negative"],
+)
+def test_ids_are_alike_in_csv_and_parquet(tmp_path, users):
+    frame = clicks(users)
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    frame.to_parquet(tmp_path / "x.parquet", index=False)
+    assert losses(tmp_path, "x.csv") == losses(tmp_path, "x.parquet")
+
+
+def test_integers_that_pandas_made_floats(tmp_path):
+    users = [i % 7 if i else None for i in range(64)]
+    clicks(pd.array(users, dtype="Int64")).to_csv(tmp_path / "whole.csv", index=False)
+    frame = clicks(users)
+    frame.to_csv(tmp_path / "float.csv", index=False)
+    frame.to_parquet(tmp_path / "float.parquet", index=False)
+    assert losses(tmp_path, "float.parquet") == losses(tmp_path, "whole.csv")
+    integer = ROWS.replace('columns = ["user"]', 'columns = ["user"]\nids = "integer"')
+    assert integer != ROWS
+    for name in ["whole.csv", "float.csv", "float.parquet"]:
+        (tmp_path / "run.toml").write_text(integer.format(files=json.dumps([name]), more=""))
+        dovetail("train", "run.toml", "--set", f"run.folder=i-{name}", folder=tmp_path)
+    found = [(tmp_path / f"i-{name}/metrics.jsonl").read_text() for name in ["whole.csv", "float.csv", "float.parquet"]]
+    assert found[0] == found[1] == found[2]
+    (tmp_path / "run.toml").write_text(ROWS.format(files=json.dumps(["float.csv"]), more=""))
+    said = dovetail("train", "run.toml", "--set", "run.folder=said", folder=tmp_path).stderr
+    assert "ids of column `user` read as floats" in said and 'astype("Int64")' in said
+
+
+def test_a_label_among_features_is_said(tmp_path):
+    clicks().to_csv(tmp_path / "x.csv", index=False)
+    text = ROWS.format(files=json.dumps(["x.csv"]), more="").replace('"price"', '"label"')
+    (tmp_path / "run.toml").write_text(text)
+    assert "column `label` is a label and in [[rows.dense]]" in dovetail("train", "run.toml", folder=tmp_path).stderr
+    for words in ["label < 0.5", "label == 1", "label >= 1", "label <= 0"]:
+        error = refusal(tmp_path, "train", "run.toml", "--set", f'rows.label="{words}"')
+        assert "only > compares" in error
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_numbers_beyond_float32_are_bad_rows(tmp_path, suffix):
+    frame = clicks()
+    frame.loc[3, "price"] = 1e39
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    frame.to_parquet(tmp_path / "x.parquet", index=False)
+    (tmp_path / "run.toml").write_text(ROWS.format(files=json.dumps([f"x{suffix}"]), more=""))
+    assert "1e+39 is beyond float32" in refusal(tmp_path, "train", "run.toml")

@@ -38,6 +38,7 @@ class Columns : public ::testing::TestWithParam<uint64_t> {
     ColumnValues out;
     out.kind = kind;
     out.is_list = list;
+    out.are_truths = kind == Kind::kInteger && one_in(3);
     if (kind == Kind::kText) out.words.assign(std::begin(kWords), std::end(kWords));
     for (const std::string_view word : out.words) out.keys.push_back(xxh64(word));
     if (list) out.list_begins.push_back(0);

@@ -147,6 +147,7 @@ void append_dictionary(const arrow::DictionaryArray& array, MadeTexts& made, Col
   words.kind = out.kind;
   append_values(*array.dictionary(), made, words);
   out.words_are_numbers = words.words_are_numbers;
+  out.are_truths = words.are_truths;
   const auto before = static_cast<int32_t>(out.words.size());
   out.words.insert(out.words.end(), words.words.begin(), words.words.end());
   // A null has no index; without words its code would have none to name.
@@ -189,6 +190,7 @@ void append_values(const arrow::Array& array, MadeTexts& made, ColumnValues& out
   append_presence(array, out.value_present);
   switch (array.type_id()) {
     case arrow::Type::BOOL:
+      out.are_truths = true;
       return append_numbers<arrow::BooleanArray>(array, out);
     case arrow::Type::INT8:
       return append_numbers<arrow::Int8Array>(array, out);
