@@ -92,9 +92,9 @@ inline int64_t peak_resident_mib() {
   return usage.ru_maxrss / 1024;
 }
 
-/// Calls `read(input, i)` with mutations of seed i, the seeds in turn; a seed itself must be read. A UserError is a
-/// refusal; any other exception fails the test and shows the input. Fails, too, if all mutations are accepted, all are
-/// refused, or memory grows by a GiB.
+/// Calls `read(input, i)` with mutations of seed i, the seeds in turn; a seed itself must be read. A UserError in
+/// plain words is a refusal; any other exception fails the test and shows the input. Fails, too, if all mutations are
+/// accepted, all are refused, or memory grows by a GiB.
 template <class Read>
 void fuzz_each(const std::vector<std::string>& seeds, int64_t few, uint64_t seed, const Read& read) {
   constexpr int64_t kMaximumMib = 1024;
@@ -110,6 +110,7 @@ void fuzz_each(const std::vector<std::string>& seeds, int64_t few, uint64_t seed
       ++accepted;
     } catch (const UserError& e) {
       ASSERT_NE(std::string(e.what()), "");
+      ASSERT_EQ(std::string(e.what()).find("json.exception"), std::string::npos) << e.what();
       ++refused;
     } catch (const std::exception& e) {
       FAIL() << "input " << i << ": " << e.what() << "\n\"" << escaped(input) << "\"";

@@ -6,6 +6,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/base/json_fault.h"
 
 namespace dovetail {
 namespace {
@@ -16,7 +17,7 @@ nlohmann::json parse(const std::filesystem::path& file) {
   try {
     return nlohmann::json::parse(read_file(file));
   } catch (const nlohmann::json::exception& error) {
-    throw UserError(fmt::format("{}: {}", file.string(), error.what()), "remove the file");
+    throw UserError(fmt::format("{}: not JSON: {}", file.string(), json_fault(error)), "remove the file");
   }
 }
 

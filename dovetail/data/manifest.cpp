@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/json_fault.h"
 
 namespace dovetail {
 namespace {
@@ -24,7 +25,7 @@ class Reader {
     try {
       root = json::parse(content);
     } catch (const json::exception& e) {
-      refuse(fmt::format("is not valid JSON: {}", e.what()));
+      refuse(fmt::format("is not valid JSON: {}", json_fault(e)));
     }
     if (text(root, "format") != kFormat) refuse("is not of a folder that dovetail prepared");
     if (const uint64_t version = number(root, "version"); version != kVersion)

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/json_fault.h"
 #include "dovetail/data/byte_level.h"
 
 namespace dovetail {
@@ -27,7 +28,7 @@ class TokenizerReader {
     try {
       root = json::parse(content);
     } catch (const json::exception& e) {
-      refuse(fmt::format("is not valid JSON: {}", e.what()));
+      refuse(fmt::format("is not valid JSON: {}", json_fault(e)));
     }
     if (!root.is_object()) refuse("is not a JSON object");
     for (const char* key : {"truncation", "padding", "normalizer"}) require_null(root, key, "");

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/json_fault.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/ops/dispatch.h"
 
@@ -36,7 +37,7 @@ SpeedHistory SpeedStore::find(const std::string& key) const {
       history.add(static_cast<int64_t>(rows), seconds);
     }
   } catch (const nlohmann::json::exception& error) {
-    throw UserError(fmt::format("{}: no file of speeds: {}", where, error.what()), "remove the file");
+    throw UserError(fmt::format("{}: no file of speeds: {}", where, json_fault(error)), "remove the file");
   }
   return history;
 }

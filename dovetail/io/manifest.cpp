@@ -8,6 +8,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/base/json_fault.h"
 
 namespace dovetail {
 namespace {
@@ -90,7 +91,7 @@ CheckpointManifest read_manifest(const fs::path& checkpoint) {
   try {
     content = nlohmann::json::parse(read_file(path));
   } catch (const nlohmann::json::exception& error) {
-    throw UserError(fmt::format("{}: the manifest is damaged ({})", checkpoint.string(), error.what()));
+    throw UserError(fmt::format("{}: the manifest is damaged ({})", checkpoint.string(), json_fault(error)));
   }
   user_check(content.is_object() && content.value("format", nlohmann::json()) == kFormat,
              "{}: not a Dovetail checkpoint: {} is another program's", checkpoint.string(), kManifestName);
@@ -107,7 +108,7 @@ CheckpointManifest read_manifest(const fs::path& checkpoint) {
   try {
     manifest = decode(content, checkpoint);
   } catch (const nlohmann::json::exception& error) {
-    throw UserError(fmt::format("{}: the manifest is incomplete ({})", checkpoint.string(), error.what()));
+    throw UserError(fmt::format("{}: the manifest is incomplete ({})", checkpoint.string(), json_fault(error)));
   }
   const auto named = step_of_name(fs::absolute(checkpoint).lexically_normal().filename().string());
   user_check(!named || *named == manifest.step, "{}: holds step {}, not what its name says", checkpoint.string(),

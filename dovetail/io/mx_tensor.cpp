@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/json_fault.h"
 
 namespace dovetail {
 
@@ -36,7 +37,7 @@ mx::MXTensor read_mx_tensor(const SafetensorsFile& file, const std::string& name
             orientation};
   } catch (const nlohmann::json::exception& error) {
     throw UserError(fmt::format("{}: metadata of \"{}\" is not what a microscaling tensor has: {}", file.name(), name,
-                                error.what()),
+                                json_fault(error)),
                     "write it with put_mx_tensor, or see dovetail/io/mx_tensor.h");
   } catch (const UserError& error) {
     throw UserError(fmt::format("{}: \"{}\": {}", file.name(), name, error.what()), error.help());

@@ -14,6 +14,7 @@
 #include <set>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/json_fault.h"
 #include "dovetail/base/schema.h"
 
 namespace dovetail {
@@ -130,7 +131,7 @@ nlohmann::json parse_header(std::string_view text) {
   try {
     return nlohmann::json::parse(text.begin(), text.end(), callback);
   } catch (const nlohmann::json::exception& error) {
-    throw UserError(fmt::format("the header is not JSON ({})", error.what()));
+    throw UserError(fmt::format("the header is not JSON ({})", json_fault(error)));
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/base/json_fault.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/median.h"
 #include "dovetail/train/report_run.h"
@@ -328,7 +329,7 @@ Json report_data(const fs::path& run_folder) {
     return page_data(run);
   } catch (const nlohmann::json::exception& error) {
     throw UserError(fmt::format("{}: a file of the run is not as `dovetail train` writes it: {}", run_folder.string(),
-                                error.what()),
+                                json_fault(error)),
                     "look for a damaged .json or .jsonl file there, then restore or remove it");
   }
 }
