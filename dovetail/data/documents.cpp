@@ -7,9 +7,11 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/base/json_fault.h"
 #include "dovetail/data/parquet.h"
 #include "dovetail/data/utf8.h"
 
@@ -114,6 +116,52 @@ class JsonRecords {
     return all_.size();
   }
 
+  struct Shape {
+    std::string what, help;
+  };
+
+  /// Recognizes by its beginning a file of lines that holds one array, or objects over several lines.
+  std::optional<Shape> other_shape() const {
+    if (input_.format != InputFormat::kJsonLines) return std::nullopt;
+    const size_t begin = all_.find_first_not_of(" \t\r\n");
+    const std::string file = input_.path.filename().string();
+    if (all_[begin] == '[') {
+      const size_t end = std::min(all_.find('\n', begin), all_.size());
+      const bool one_line = json::accept(all_.substr(begin, end - begin));
+      if (one_line && all_.find_first_not_of(" \t\r\n", end) != std::string_view::npos) return std::nullopt;
+      return Shape{"the file holds one JSON array, not one JSON object a line",
+                   fmt::format("name it .json if it is an array of objects, or write its lines: jq -c '.[]' {} > "
+                               "lines.jsonl",
+                               file)};
+    }
+    constexpr size_t kLongest = size_t{1} << 20;
+    std::istringstream in(std::string(all_.substr(begin, kLongest)));
+    try {
+      json first;
+      in >> first;
+    } catch (const json::exception&) {
+      return std::nullopt;
+    }
+    if (all_.substr(begin, static_cast<size_t>(in.tellg())).find('\n') == std::string_view::npos) return std::nullopt;
+    return Shape{"the file holds a JSON object over several lines, not one JSON object a line",
+                 fmt::format("write one object a line: jq -c . {} > lines.jsonl", file)};
+  }
+
+  /// The place is that of the fault, since a record of an array may have many lines.
+  void visit_broken(size_t begin, const json::parse_error& error, const Visit& visit) {
+    if (const auto shape = other_shape()) return visit_bad(begin, shape->what, shape->help, visit);
+    std::string fault = json_fault(error);
+    if (fault.find("surrogate") != std::string::npos)
+      return visit_bad(begin, "a text has half a surrogate pair, such as \\ud800, which is no character",
+                       "write it without such halves, in Python: text.encode(\"utf-8\", \"replace\").decode()", visit);
+    if (fault.starts_with("line ")) fault.erase(0, fault.find(", ") + 2);
+    visit_bad(std::min(begin + error.byte - 1, all_.size()), fmt::format("not valid JSON: {}", fault),
+              input_.head.extension == ".json"
+                  ? "a .json file has an array of objects, or one object a line, as jq -c writes it"
+                  : "a .jsonl file has one JSON object a line",
+              visit);
+  }
+
   void visit_bad(size_t begin, const std::string& what, const std::string& help, const Visit& visit) {
     Document document{.identity = identity(begin), .state = Document::State::kBad};
     visit_problem(document, begin, what, help, visit);
@@ -141,12 +189,8 @@ class JsonRecords {
     json record;
     try {
       record = parse_record(bytes);
-    } catch (const json::exception& e) {
-      return visit_bad(begin, fmt::format("not valid JSON: {}", e.what()),
-                       input_.head.extension == ".json"
-                           ? "a .json file has an array of objects, or one object a line, as jq -c writes it"
-                           : "a .jsonl file has one JSON object a line",
-                       visit);
+    } catch (const json::parse_error& e) {
+      return visit_broken(begin, e, visit);
     }
     const auto field = record.is_object() ? record.find(field_) : record.end();
     if (record.is_object() && field != record.end() && field->is_string()) {
@@ -158,6 +202,8 @@ class JsonRecords {
       document.state = Document::State::kEmpty;
       return visit(document);
     }
+    if (record.is_array())
+      if (const auto shape = other_shape()) return visit_bad(begin, shape->what, shape->help, visit);
     std::string found = record.is_object() ? "fields" : record.type_name();
     if (record.is_object())
       for (const auto& [key, value] : record.items()) found += fmt::format(" `{}` ({})", key, value.type_name());

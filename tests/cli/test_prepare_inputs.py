@@ -156,7 +156,9 @@ BAD = {
     "list": (b'["text"]', "found array"),
     "broken": (b'{"text": "x"', "not valid JSON"),
     "lines": (b'{\n "text": "x"\n}', "not valid JSON"),
-    "name": (b'{"text": NaNs}', "not valid JSON"),
+    "name": (b'{"text": NaNs}', "not valid JSON: column 14: invalid literal"),
+    "surrogate": (rb'{"text": "a \ud800 b"}', "half a surrogate pair"),
+    "low surrogate": (rb'{"text": "a \udc00"}', "half a surrogate pair"),
 }
 
 
@@ -177,6 +179,28 @@ def test_one_policy_for_bad_records(tmp_path, kind, name):
     said = dovetail("prepare", name, *words, folder=tmp_path).stderr
     assert f"warning: {count} bad records are left out; the first:" in said
     assert f"{name}:{len(TEXTS) + 1}: " in said
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words", "advice"),
+    [
+        ("a.jsonl", json.dumps([{"text": "a"}, {"text": "b"}], indent=1), "one JSON array", "name it .json"),
+        ("a.jsonl", json.dumps([{"text": "a"}]) + "\n", "one JSON array", "jq -c '.[]' a.jsonl"),
+        ("a.jsonl", json.dumps({"text": "a"}, indent=1), "over several lines", "jq -c . a.jsonl"),
+        ("a.json", 2 * json.dumps({"text": "a"}, indent=1), "over several lines", "jq -c . a.json"),
+    ],
+    ids=["array", "array on one line", "object", "objects"],
+)
+def test_a_file_that_is_not_lines_says_how_to_make_them(tmp_path, name, text, words, advice):
+    (tmp_path / name).write_text(text)
+    error = refused(tmp_path, name)
+    assert words in error["message"] and advice in error["help"]
+
+
+def test_a_broken_record_of_an_array_has_the_line_of_its_fault(tmp_path):
+    (tmp_path / "a.json").write_text('[\n {\n  "text": "a"\n },\n {\n  "text": tru\n }\n]')
+    error = refused(tmp_path, "a.json")
+    assert error["place"].endswith("a.json:6") and "json.exception" not in error["message"]
 
 
 def test_too_many_bad_records_end_the_run_with_the_first_places(tmp_path):
