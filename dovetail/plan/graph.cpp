@@ -10,6 +10,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/base/json_fault.h"
 #include "dovetail/plan/json_fields.h"
 
 namespace dovetail::plan {
@@ -27,6 +28,9 @@ TensorKind parse_kind(const Fields& fields) {
   return static_cast<TensorKind>(found - kKindNames.begin());
 }
 
+/// Bound of each size and of all tensors together: sums of sizes stay far from the end of int64.
+constexpr double kMostBytes = 1LL << 50;
+
 class GraphReader {
  public:
   GraphReader(const nlohmann::json& json, std::string where)
@@ -38,7 +42,7 @@ class GraphReader {
     fields_.version_1();
     graph_.budget_bytes = fields_.bytes("budget_bytes");
     if (fields_.has("host_bytes")) graph_.host_bytes = fields_.bytes("host_bytes");
-    if (fields_.has("base_bytes")) graph_.base_bytes = fields_.bytes("base_bytes");
+    if (fields_.has("base_bytes")) graph_.base_bytes = fields_.bytes("base_bytes", kMostBytes);
     const Fields bandwidth(fields_.at("bandwidth"), place("bandwidth"), {"d2h", "h2d", "duplex", "slowdown"});
     graph_.bandwidth = {bandwidth.rate("d2h"), bandwidth.rate("h2d"), bandwidth.flag("duplex", true),
                         bandwidth.has("slowdown") ? bandwidth.number("slowdown") : 0};
@@ -48,7 +52,7 @@ class GraphReader {
     for (const auto& node : fields_.list("nodes")) read_node(node, place(fmt::format("nodes[{}]", index++)));
     if (fields_.has("final")) graph_.final = tensors(fields_.list("final"), place("final"));
     check_order();
-    check_times();
+    check_sums();
     return std::move(graph_);
   }
 
@@ -76,7 +80,7 @@ class GraphReader {
       GraphTensor made{.id = tensor.text("id"), .kind = parse_kind(tensor), .lossy_ok = tensor.flag("lossy_ok", false)};
       if (tensor.has("codecs")) made.codecs = codecs(tensor.list("codecs"), at + ": codecs");
       aliases.push_back(tensor.has("alias_of") ? tensor.text("alias_of") : "");
-      if (tensor.has("bytes") || aliases.back().empty()) made.bytes = tensor.bytes("bytes");
+      if (tensor.has("bytes") || aliases.back().empty()) made.bytes = tensor.bytes("bytes", kMostBytes);
       user_check(tensor_of_.emplace(made.id, static_cast<int>(graph_.tensors.size())).second,
                  "{}: a tensor before it is named \"{}\" too", at, made.id);
       graph_.tensors.push_back(std::move(made));
@@ -106,7 +110,7 @@ class GraphReader {
     for (const auto& algorithm : node.list("algos")) {
       const Fields fields(algorithm, fmt::format("{}: algos[{}]", at, made.algorithms.size()),
                           {"name", "time", "workspace", "host"});
-      made.algorithms.push_back({fields.text("name"), fields.number("time"), fields.bytes("workspace")});
+      made.algorithms.push_back({fields.text("name"), fields.number("time"), fields.bytes("workspace", kMostBytes)});
       if (!fields.has("host")) continue;
       made.algorithms.back().on_host = tensors(fields.list("host"), fields.where() + ": host");
       for (const int t : made.algorithms.back().on_host)
@@ -167,13 +171,20 @@ class GraphReader {
     }
   }
 
-  /// Refuses times that float64 does not hold to a nanosecond, to which schedules compare them.
-  void check_times() const {
+  /// Refuses sums of sizes beyond the bound. Refuses times that float64 does not hold to a nanosecond, to which
+  /// schedules compare them.
+  void check_sums() const {
     constexpr double kLongestS = 1e6;
     double bytes = 0, seconds = 0;
     for (const GraphTensor& tensor : graph_.tensors) bytes += static_cast<double>(tensor.bytes);
     for (const GraphNode& node : graph_.nodes)
       seconds += std::ranges::max(node.algorithms, {}, &Algorithm::time_s).time_s;
+    user_check(bytes <= kMostBytes, "{}: all tensors have {:.4g} bytes; up to {:.4g} are planned", place("tensors"),
+               bytes, kMostBytes);
+    for (const Codec& codec : graph_.codecs)
+      user_check(codec.ratio * bytes <= kMostBytes,
+                 "{}: a ratio of {} packs all tensors to {:.4g} bytes; up to {:.4g} are planned",
+                 place("codecs." + codec.name), codec.ratio, codec.ratio * bytes, kMostBytes);
     user_check(seconds <= kLongestS, "{}: all operations take {:.3g} s; a step of up to {:.0e} s is planned",
                place("nodes"), seconds, kLongestS);
     for (const auto& [key, rate] : {std::pair("d2h", graph_.bandwidth.to_host), {"h2d", graph_.bandwidth.to_device}})
@@ -275,7 +286,7 @@ nlohmann::json read_json(const std::filesystem::path& path) {
   try {
     return nlohmann::json::parse(read_file(path));
   } catch (const nlohmann::json::exception& error) {
-    throw UserError(fmt::format("{}: not JSON: {}", path.string(), error.what()));
+    throw UserError(fmt::format("{}: not JSON: {}", path.string(), json_fault(error)));
   }
 }
 

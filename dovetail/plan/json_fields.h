@@ -55,9 +55,10 @@ class Fields {
     user_check(value > 0, "{}: {} is 0; it must be positive", where_, key);
     return value;
   }
-  int64_t bytes(const char* key) const {
+  int64_t bytes(const char* key, double most = 4e18) const {
     const double value = number(key);
-    user_check(value == std::floor(value) && value < 9e18, "{}: {} is {}, not a whole number", where_, key, value);
+    user_check(value == std::floor(value), "{}: {} is {}, not a whole number", where_, key, value);
+    user_check(value <= most, "{}: {} is {:.4g} bytes; up to {:.4g} are planned", where_, key, value, most);
     return static_cast<int64_t>(value);
   }
   bool flag(const char* key, bool otherwise) const {

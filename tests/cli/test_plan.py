@@ -421,3 +421,25 @@ def test_options_that_do_not_go_together_are_refused(tmp_path):
         (["graph.json", "--check", "plan.json", "--out", "again.json"], "--check takes a plan as it is"),
     ):
         assert message in dovetail("plan", *words, folder=tmp_path, code=2).stderr, words
+
+
+def test_sizes_of_a_graph_are_bounded(tmp_path):
+    def said(path, value):
+        graph = chain(3) | {"codecs": {"half": {"ratio": 0.5, "enc_Bps": 100, "dec_Bps": 100}}}
+        at = graph
+        for key in path[:-1]:
+            at = at[key]
+        at[path[-1]] = value
+        (tmp_path / "graph.json").write_text(json.dumps(graph))
+        code = 2 if ("budget" not in path[-1] and "host" not in path[-1]) or value > 4e18 else 0
+        return dovetail("plan", "graph.json", folder=tmp_path, code=code).stderr
+
+    for value in (2**51, 2**61, 2**62, 9e18, 1e300):
+        assert "base_bytes is" in said(["base_bytes"], value)
+        assert "tensors[1]: bytes is" in said(["tensors", 1, "bytes"], value)
+        assert "algos[0]: workspace is" in said(["nodes", 0, "algos", 0, "workspace"], value)
+    assert "all tensors have" in said(["tensors", 1, "bytes"], 2**50)
+    assert "codecs.half: a ratio of 1e+50" in said(["codecs", "half", "ratio"], 1e50)
+    assert "budget_bytes is" in said(["budget_bytes"], 2**62)
+    said(["budget_bytes"], 2**61)
+    said(["host_bytes"], 2**61)
