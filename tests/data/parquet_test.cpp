@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
@@ -20,6 +21,7 @@ namespace dovetail::parquet_test {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::filesystem::path fixture(const std::string& name) {
   return std::filesystem::path(std::getenv("DOVETAIL_TEST_DATA")) / "parquet" / name;
@@ -82,9 +84,16 @@ TEST(ParquetErrors, NameFileAndColumn) {
 TEST(ParquetErrors, DamageIsTheUsersErrorNotACrash) {
   const TemporaryFolder folder;
   const std::string whole = read_file(fixture("string.parquet"));
-  EXPECT_NE(refusal(folder.write("short.parquet", whole.substr(0, whole.size() / 2)), "text"), "accepted");
-  EXPECT_NE(refusal(folder.write("empty.parquet", ""), "text"), "accepted");
-  EXPECT_NE(refusal(folder.write("text.parquet", "this is text, not Parquet"), "text"), "accepted");
+  std::string metadata = whole, page = whole;
+  metadata[whole.size() - 2042] = '\xff';
+  page[whole.size() - 3722] = '\xff';
+  const std::vector<std::string> damaged = {
+      whole.substr(0, whole.size() / 2),       "",  "this is text, not Parquet", metadata,
+      "PAR1" + whole.substr(whole.size() / 2), page};
+  for (const std::string& content : damaged)
+    EXPECT_THAT(refusal(folder.write("damaged.parquet", content), "text"),
+                ::testing::AllOf(HasSubstr("the Parquet file is damaged or cut short"), HasSubstr("download or write"),
+                                 HasSubstr("damaged.parquet"), Not(HasSubstr("hrift")), Not(HasSubstr("Exception"))));
 }
 
 TEST(ParquetErrors, ACodeBeyondItsDictionaryIsDamage) {

@@ -33,9 +33,10 @@ arrow::Status check_codes(const arrow::ArrayData& data) {
 }  // namespace
 
 ArrowFile::ArrowFile(std::string path, Texts texts) : path_(std::move(path)) {
-  auto file = check(arrow::io::ReadableFile::Open(path_));
+  auto file = arrow::io::ReadableFile::Open(path_);
+  if (!file.ok()) refuse(file.status().message());
   guarded([&] {
-    auto reader = parquet::ParquetFileReader::Open(std::move(file));
+    auto reader = parquet::ParquetFileReader::Open(std::move(file).ValueUnsafe());
     parquet::ArrowReaderProperties properties;
     const parquet::SchemaDescriptor& schema = *reader->metadata()->schema();
     for (int leaf = 0; texts == Texts::kDictionary && leaf < schema.num_columns(); ++leaf)
@@ -73,8 +74,8 @@ void ArrowFile::check_values(int64_t group, const std::vector<int>& leaves) cons
 }
 
 std::shared_ptr<arrow::Table> ArrowFile::read(int64_t group, const std::vector<int>& leaves) const {
-  return guarded([&] {
-    check_values(group, leaves);
+  check_values(group, leaves);
+  return guarded_group(group, [&] {
     auto table = check(reader_->ReadRowGroup(static_cast<int>(group), leaves));
     for (const auto& column : table->columns())
       for (const auto& chunk : column->chunks()) check(check_codes(*chunk->data()));
@@ -90,8 +91,19 @@ void ArrowFile::refuse(const std::string& reason) const {
   throw UserError(fmt::format("cannot read Parquet: {}", reason), "write it again, for example with pyarrow", path_);
 }
 
+void ArrowFile::refuse_damage(std::string words) const {
+  words = words.substr(0, words.find('\n'));
+  for (const std::string_view layer : {"thrift: ", "Exception: "})
+    if (const size_t at = words.rfind(layer); at != std::string::npos) words.erase(0, at + layer.size());
+  if (words.find("ot yet implemented") != std::string::npos) refuse(printable(words));
+  throw UserError(fmt::format("the Parquet file is damaged or cut short{}",
+                              words.empty() ? "" : fmt::format(" ({})", printable(words))),
+                  "download or write it again", path_);
+}
+
 void ArrowFile::check(const arrow::Status& status) const {
-  if (!status.ok()) refuse(status.message());
+  if (status.IsNotImplemented()) refuse(status.message());
+  if (!status.ok()) refuse_damage(status.message());
 }
 
 }  // namespace dovetail

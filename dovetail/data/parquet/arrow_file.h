@@ -1,7 +1,9 @@
 #pragma once
 
 #include <arrow/api.h>
+#include <fmt/format.h>
 #include <parquet/arrow/reader.h>
+#include <parquet/exception.h>
 #include <parquet/file_reader.h>
 #include <parquet/metadata.h>
 
@@ -34,6 +36,8 @@ class ArrowFile {
   std::shared_ptr<parquet::RowGroupReader> group(int64_t group) const;
 
   [[noreturn]] void refuse(const std::string& reason) const;
+  /// Names damage, with Arrow's words without classes of C++.
+  [[noreturn]] void refuse_damage(std::string words) const;
   void check(const arrow::Status& status) const;
   /// Result of `work`. Arrow reports damage by exceptions, also as memory that a damaged size asks for.
   template <class Work>
@@ -42,8 +46,19 @@ class ArrowFile {
       return work();
     } catch (const UserError&) {
       throw;
-    } catch (const std::exception& e) {
-      refuse(e.what());
+    } catch (const parquet::ParquetException& e) {
+      refuse_damage(e.what());
+    } catch (const std::exception&) {
+      refuse_damage({});
+    }
+  }
+  /// The same for a row group, which the error names.
+  template <class Work>
+  auto guarded_group(int64_t group, const Work& work) const {
+    try {
+      return guarded(work);
+    } catch (const UserError& e) {
+      throw UserError(e.what(), e.help(), fmt::format("{}: row group {}", path_, group));
     }
   }
   template <class T>

@@ -335,7 +335,7 @@ class ArrowColumns : public ParquetColumns {
     std::vector<ColumnValues> out(columns_.size());
     std::vector<size_t> others;
     std::vector<int> leaves;
-    file_.guarded([&] {
+    file_.guarded_group(group, [&] {
       owner->flat = std::make_unique<FlatColumns>(file_.group(group));
       for (size_t c = 0; c < columns_.size(); ++c) {
         const Column& column = columns_[c];
