@@ -55,6 +55,17 @@ TEST_F(OpenInput, UnpacksJoinedMembersUnderAnyName) {
   EXPECT_EQ(bytes_of("x.csv.gz", kText), kText);
 }
 
+TEST_F(OpenInput, PassesOverZerosAfterMembersOfGzip) {
+  constexpr size_t kFirst = 28;
+  for (const size_t zeros : {1, 600, 200'000}) {
+    const std::string padding(zeros, '\0');
+    const std::string between = std::string(kGzip.substr(0, kFirst)) + padding + std::string(kGzip.substr(kFirst));
+    EXPECT_EQ(bytes_of("x.csv", std::string(kGzip) + padding), kText) << zeros;
+    EXPECT_EQ(streamed("x.csv", between + padding, 3), kText) << zeros;
+    EXPECT_THAT(refusal(std::string(kGzip) + padding + "x"), HasSubstr("damaged")) << zeros;
+  }
+}
+
 TEST_F(OpenInput, RefusesStreamsThatEndEarlyOrAreDamaged) {
   // Damages a byte of a checksum, of data and of a block header. This Zstandard stream has no checksum.
   for (const auto& [packed, at] : {std::pair(kGzip, 22), std::pair(kBzip2, 42), std::pair(kZstd, 6)}) {
