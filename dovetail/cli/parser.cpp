@@ -114,6 +114,27 @@ UserError unexpected_word(const std::string& word, const std::string& command, c
                    help);
 }
 
+/// An error of the parser in our words.
+std::string fault_of(const CLI::ParseError& error) {
+  const std::string text = error.what(), name = text.substr(0, text.find(": "));
+  const auto after = [&](std::string_view words) { return text.substr(text.rfind(words) + words.size()); };
+  constexpr std::string_view kReceived = " required but received ", kRequired = " required ", kMissing = " missing",
+                             kConvert = "Could not convert: ";
+  if (text.find(kReceived) != std::string::npos) {
+    const std::string times = after(kReceived);
+    return fmt::format("{} is given {}", name, times == "2" ? "twice" : times + " times");
+  }
+  if (text.find(kRequired) != std::string::npos && text.ends_with(kMissing)) {
+    const std::string rest = after(kRequired);
+    return fmt::format("{} has no value; it needs {}", name, rest.substr(0, rest.size() - kMissing.size()));
+  }
+  if (text.starts_with(kConvert)) {
+    const std::string rest = after(kConvert);
+    return fmt::format("{} is a flag and takes no value", rest.substr(0, rest.find(" = ")));
+  }
+  return text;
+}
+
 struct Entry {
   Command* command = nullptr;
   Arguments arguments;
@@ -189,7 +210,7 @@ Parsed parse_command_line(const std::vector<std::unique_ptr<Command>>& commands,
   } catch (const CLI::ParseError& error) {
     const Entry* entry = chosen();
     const std::string command = entry == nullptr ? "" : " " + entry->command->name();
-    throw UserError(fmt::format("dovetail{}: {}", command, error.what()),
+    throw UserError(fmt::format("dovetail{}: {}", command, fault_of(error)),
                     entry == nullptr ? "see `dovetail --help`" : "for example: " + entry->command->example());
   }
   if (version) return {.text = version_line()};

@@ -62,6 +62,24 @@ def test_mistakes_on_the_command_line(words, message, tmp_path):
         assert text == message
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["generate", "run", "--tokens", "5", "--tokens", "6"], "dovetail generate: --tokens is given twice"),
+        (["generate", "run", *(3 * ["--tokens", "5"])], "dovetail generate: --tokens is given 3 times"),
+        (["generate", "run", "--tokens"], "dovetail generate: --tokens has no value; it needs N"),
+        (["train", "--set"], "dovetail train: --set has no value; it needs KEY=VALUE"),
+        (["launch", "-n"], "dovetail launch: --ranks has no value; it needs N"),
+        (["train", "x.toml", "--quiet=maybe"], "dovetail train: --quiet is a flag and takes no value"),
+        (["--version=x"], "dovetail: --version is a flag and takes no value"),
+        (["import", "x"], "dovetail import: --out is required"),
+    ],
+)
+def test_values_of_options(words, message, tmp_path):
+    text = stderr_of(*words, folder=tmp_path)
+    assert text.startswith(f"error: {message}\nhelp: ")
+
+
 def test_a_missing_file_says_which(tmp_path):
     assert "absent.toml" in stderr_of("train", "absent.toml", folder=tmp_path)
 
