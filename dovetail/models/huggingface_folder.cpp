@@ -5,12 +5,17 @@
 #include <fmt/ranges.h>
 #include <torch/types.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdio>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/base/json_fault.h"
 #include "dovetail/base/log.h"
 
 namespace dovetail {
@@ -22,9 +27,18 @@ constexpr const char* kIndexFile = "model.safetensors.index.json";
 }  // namespace
 
 nlohmann::json read_json_file(const std::filesystem::path& path) {
-  auto json = nlohmann::json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
-  user_check(!json.is_discarded(), "{} is not valid JSON", path.string());
-  return json;
+  const std::string text = read_file(path);
+  try {
+    return nlohmann::json::parse(text);
+  } catch (const nlohmann::json::exception& error) {
+    const auto* parse_error = dynamic_cast<const nlohmann::json::parse_error*>(&error);
+    const std::string_view rest = std::string_view(text).substr(
+        parse_error == nullptr ? text.size() : std::min(parse_error->byte - 1, text.size()));
+    const bool python = rest.starts_with("NaN") || rest.starts_with("Infinity");
+    throw UserError(fmt::format("{} is not valid JSON: {}", path.string(), json_fault(error)),
+                    python ? "Python wrote NaN or Infinity, which JSON does not have: write a number or null there"
+                           : "get the file again, or mend it");
+  }
 }
 
 TensorFolder::TensorFolder(const std::filesystem::path& folder) : folder_(folder) {
@@ -36,9 +50,12 @@ TensorFolder::TensorFolder(const std::filesystem::path& folder) : folder_(folder
                   kWholeFile, kIndexFile);
   } else if (has_index) {
     read_index(folder / kIndexFile);
+  } else if (const auto shards = shards_by_name(); !shards.empty()) {
+    read_shards(shards);
   } else {
     refuse_without_tensors();
   }
+  remove_wrappers();
   for (const auto& [name, place] : file_of_) unread_.insert(name);
 }
 
@@ -59,13 +76,67 @@ void TensorFolder::read_index(const std::filesystem::path& path) {
         fmt::format("{} names {} file{} that {} missing: {}", path.string(), missing.size(),
                     missing.size() == 1 ? "" : "s", missing.size() == 1 ? "is" : "are", fmt::join(missing, ", ")),
         fmt::format("put the shards beside the index, or the whole model as {}", kWholeFile));
-  // transformers reads all tensors of each shard and goes by their own names, whatever the index says of them.
+  // transformers reads all tensors of each shard and goes by their own names, also where the index has others.
+  read_shards(shards);
+}
+
+void TensorFolder::read_shards(const std::set<std::string>& shards) {
   for (const auto& shard : shards)
     for (const auto& name : open(shard).names())
       if (!file_of_.try_emplace(name, Place{shard, name}).second)
         throw UserError(
             fmt::format("{}: tensor {} is in {} and in {}", folder_.string(), name, file_of_[name].file, shard),
             "take one of the files away, or save the model again with save_pretrained(...)");
+}
+
+std::set<std::string> TensorFolder::shards_by_name() const {
+  std::set<std::string> found, missing;
+  if (!std::filesystem::is_directory(folder_)) return found;
+  std::string first;
+  int last = 0;
+  const auto name_of = [](int number, int of) { return fmt::format("model-{:05}-of-{:05}.safetensors", number, of); };
+  for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+    const std::string name = entry.path().filename().string();
+    int number = 0, of = 0;
+    if (std::sscanf(name.c_str(), "model-%5d-of-%5d.safetensors", &number, &of) != 2 || name != name_of(number, of))
+      continue;
+    if (!found.empty() && of != last)
+      throw UserError(fmt::format("{}: {} and {} are of two models", folder_.string(), first, name),
+                      fmt::format("take the files of one away, or add {}", kIndexFile));
+    found.insert(name);
+    first = name;
+    last = of;
+  }
+  for (int number = 1; number <= last; ++number)
+    if (!found.contains(name_of(number, last))) missing.insert(name_of(number, last));
+  if (!missing.empty())
+    throw UserError(fmt::format("{} has {} of {} files of the model; missing: {}", folder_.string(), found.size(), last,
+                                fmt::join(missing, ", ")),
+                    "get all files of the model");
+  return found;
+}
+
+void TensorFolder::remove_wrappers() {
+  constexpr std::array<std::pair<std::string_view, const char*>, 2> kWrappers = {
+      {{"module.", "DistributedDataParallel"}, {"_orig_mod.", "torch.compile"}}};
+  for (size_t i = 0; i < kWrappers.size();) {
+    const auto& [prefix, wrapper] = kWrappers[i];
+    const auto has = [&](const auto& tensor) { return tensor.first.starts_with(prefix); };
+    const auto with = std::ranges::find_if(file_of_, has), without = std::ranges::find_if_not(file_of_, has);
+    if (with == file_of_.end()) {
+      ++i;
+      continue;
+    }
+    if (without != file_of_.end())
+      throw UserError(fmt::format("{}: tensor {} has the prefix {} of {}, but {} has not", folder_.string(),
+                                  with->first, prefix, wrapper, without->first),
+                      fmt::format("save the model inside the wrapper: model.{}state_dict()", prefix));
+    log_warning("{}: the prefix {} of {} is removed from the names of all tensors", folder_.string(), prefix, wrapper);
+    std::map<std::string, Place> renamed;
+    for (const auto& [name, place] : file_of_) renamed.emplace(name.substr(prefix.size()), place);
+    file_of_ = std::move(renamed);
+    i = 0;
+  }
 }
 
 void TensorFolder::refuse_without_tensors() const {

@@ -14,12 +14,14 @@
 
 namespace dovetail {
 
-/// Throws UserError if the file is not JSON.
+/// Throws UserError with the place if the file is not JSON, as with NaN and Infinity.
 nlohmann::json read_json_file(const std::filesystem::path& path);
 
 /// The tensors of a Hugging Face folder: of `model.safetensors`, or else of the shards that
 /// `model.safetensors.index.json` names. Where both are there, the whole file is taken, as transformers does, with a
-/// warning. Throws UserError naming files that are missing, or files of other formats that are there instead.
+/// warning. Without an index, shards named `model-00001-of-00002.safetensors` are read if all are there. Prefixes of
+/// wrappers of PyTorch are removed with a warning if all names have them. Throws UserError naming files that are
+/// missing, or files of other formats that are there instead.
 class TensorFolder {
  public:
   explicit TensorFolder(const std::filesystem::path& folder);
@@ -44,6 +46,9 @@ class TensorFolder {
     std::string file, name;
   };
   void read_index(const std::filesystem::path& path);
+  void read_shards(const std::set<std::string>& shards);
+  std::set<std::string> shards_by_name() const;
+  void remove_wrappers();
   [[noreturn]] void refuse_without_tensors() const;
   const SafetensorsFile& open(const std::string& file_name);
   const Place& place_of(const std::string& name) const;

@@ -1,6 +1,7 @@
 // Export and import held against `transformers` (huggingface_oracle.py).
 #include "dovetail/models/huggingface.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -277,6 +278,33 @@ TEST_F(Huggingface, ImportUsesEveryTensorOrNamesIt) {
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("float64"));
 }
 
+bool same_parameters(const GPT& a, const GPT& b) {
+  const auto others = b.named_parameters();
+  bool same = a.named_parameters().size() == others.size();
+  for (const auto& item : a.named_parameters()) same = same && at::equal(item.value(), others[item.key()]);
+  return same;
+}
+
+TEST_F(Huggingface, ImportRemovesPrefixesOfWrappersFromAllNames) {
+  const test::TemporaryFolder scratch;
+  const auto wrapped = [&](const std::string& prefix, const std::string& except) {
+    const auto folder = broken(made("llama_tied"), scratch, [](Json&) {});
+    std::map<std::string, at::Tensor> tensors;
+    const SafetensorsFile file(made("llama_tied") / "model.safetensors");
+    for (const auto& name : file.names()) tensors[name == except ? name : prefix + name] = file.read(name);
+    write_safetensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
+    return folder;
+  };
+  const auto plain = import_huggingface(made("llama_tied"));
+  for (const std::string prefix : {"module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."}) {
+    ::testing::internal::CaptureStderr();
+    EXPECT_TRUE(same_parameters(*import_huggingface(wrapped(prefix, "")), *plain)) << prefix;
+    EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("is removed from the names of all tensors"));
+  }
+  EXPECT_THAT(error_of([&] { import_huggingface(wrapped("module.", "model.norm.weight")); }),
+              ::testing::AllOf(HasSubstr("has the prefix module. of Dist"), HasSubstr("model.norm.weight has not")));
+}
+
 TEST_F(Huggingface, ImportNamesTheFilesThatAreMissing) {
   const test::TemporaryFolder scratch;
   auto folder = broken(made("llama_sharded"), scratch, [](Json&) {});
@@ -288,7 +316,12 @@ TEST_F(Huggingface, ImportNamesTheFilesThatAreMissing) {
   EXPECT_THAT(error_of([&] { import_huggingface(folder); }),
               ::testing::AllOf(HasSubstr("missing"), HasSubstr(*shards.begin())));
   fs::remove(folder / "model.safetensors.index.json");
-  EXPECT_THAT(error_of([&] { import_huggingface(folder); }), HasSubstr("only expected.safetensors, model-0000"));
+  EXPECT_THAT(error_of([&] { import_huggingface(folder); }),
+              HasSubstr("files of the model; missing: " + *shards.begin()));
+  fs::copy_file(made("llama_sharded") / *shards.begin(), folder / *shards.begin());
+  EXPECT_TRUE(same_parameters(*import_huggingface(folder), *import_huggingface(made("llama_sharded"))));
+  fs::copy_file(folder / *shards.begin(), folder / "model-00001-of-00099.safetensors");
+  EXPECT_THAT(error_of([&] { import_huggingface(folder); }), HasSubstr("are of two models"));
   folder = broken(made("llama_tied"), scratch, [](Json&) {});
   fs::rename(folder / "model.safetensors", folder / "pytorch_model.bin");
   EXPECT_THAT(error_of([&] { import_huggingface(folder); }), HasSubstr("pytorch_model.bin"));
@@ -301,6 +334,16 @@ TEST_F(Huggingface, ImportRefusesFoldersThatAreNotModels) {
   EXPECT_THROW(import_huggingface(scratch.path() / "absent"), UserError);
   write_file_atomically(scratch.path() / "config.json", "{");
   EXPECT_THAT(error_of([&] { import_huggingface(scratch.path()); }), HasSubstr("config.json is not valid JSON"));
+  for (const char* value : {"NaN", "Infinity", "-Infinity"}) {
+    write_file_atomically(scratch.path() / "config.json", fmt::format("{{\n \"rope_theta\": {}\n}}", value));
+    try {
+      import_huggingface(scratch.path());
+      ADD_FAILURE() << value;
+    } catch (const UserError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("config.json is not valid JSON: line 2, column 1"));
+      EXPECT_THAT(error.help(), HasSubstr("write a number or null there"));
+    }
+  }
   write_file_atomically(scratch.path() / "config.json", "[1]");
   EXPECT_THROW(import_huggingface(scratch.path()), UserError);
   const auto sharded = broken(made("llama_sharded"), scratch, [](Json&) {});
