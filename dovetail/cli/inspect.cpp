@@ -151,7 +151,7 @@ Inspection inspect_huggingface(const fs::path& path) {
   Json tensors = Json::array();
   for (const fs::path& file : files) elements += add_tensors(SafetensorsFile(file), tensors);
   return {.kind = "Hugging Face model",
-          .facts = {{"model_type", config.value("model_type", "")},
+          .facts = {{"model_type", config.value("model_type", nlohmann::json(""))},
                     {"files", files.size()},
                     {"elements", elements},
                     {"tensors", tensors}}};

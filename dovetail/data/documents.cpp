@@ -147,7 +147,7 @@ class JsonRecords {
                  fmt::format("write one object a line: jq -c . {} > lines.jsonl", file)};
   }
 
-  /// The place is that of the fault, since a record of an array may have many lines.
+  /// Reports the line of the fault: a record of an array may have many lines.
   void visit_broken(size_t begin, const json::parse_error& error, const Visit& visit) {
     if (const auto shape = other_shape()) return visit_bad(begin, shape->what, shape->help, visit);
     std::string fault = json_fault(error);

@@ -11,6 +11,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/base/json_fault.h"
 #include "dovetail/embedding/lookup.h"
 #include "dovetail/embedding/row_format.h"
 #include "dovetail/io/safetensors.h"
@@ -173,7 +174,7 @@ bool is_exported_recommender(const std::filesystem::path& folder) {
   return std::filesystem::exists(folder / kJsonFile);
 }
 
-Snapshot read_exported_recommender(const std::filesystem::path& folder) {
+Snapshot read_exported_recommender(const std::filesystem::path& folder) try {
   const std::string path = (folder / kJsonFile).string();
   const auto json = nlohmann::json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
   user_check(json.is_object() && json.value("format", "") == kFormat && json.contains("config"),
@@ -189,6 +190,9 @@ Snapshot read_exported_recommender(const std::filesystem::path& folder) {
   const SafetensorsFile file(tensors);
   for (const std::string& name : file.names()) snapshot.tensors.emplace(name, file.read(name));
   return snapshot;
+} catch (const nlohmann::json::exception& error) {
+  throw UserError(fmt::format("{} is damaged: {}", (folder / kJsonFile).string(), json_fault(error)),
+                  "export the run again: dovetail export RUN --out FOLDER");
 }
 
 }  // namespace dovetail

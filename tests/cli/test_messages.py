@@ -80,6 +80,12 @@ def test_values_of_options(words, message, tmp_path):
     assert text.startswith(f"error: {message}\nhelp: ")
 
 
+def test_inspect_shows_a_model_type_of_another_kind(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": 5}')
+    assert dovetail_json("inspect", "model", folder=tmp_path)["model_type"] == 5
+
+
 def test_a_missing_file_says_which(tmp_path):
     assert "absent.toml" in stderr_of("train", "absent.toml", folder=tmp_path)
 

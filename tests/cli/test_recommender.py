@@ -244,3 +244,9 @@ def test_an_export_that_was_changed_is_refused(one):
     assert "is not the file" in dovetail_json("eval", "changed", folder=one, code=2)["error"]["message"]
     with pytest.raises(ValueError, match="is not the file"):
         package.recommender.load(one / "changed")
+    described = one / "changed" / "recommender.json"
+    for damage in ({"tensors": []}, {"version": "new"}, {"format": 5}):
+        described.write_text(json.dumps(json.loads(described.read_text()) | damage))
+        error = dovetail_json("eval", "changed", folder=one, code=2)["error"]
+        assert "recommender.json is damaged" in error["message"]
+        assert "json.exception" not in error["message"]
