@@ -126,6 +126,8 @@ class JsonRecords {
     const size_t begin = all_.find_first_not_of(" \t\r\n");
     const std::string file = input_.path.filename().string();
     if (all_[begin] == '[') {
+      const size_t first = std::min(all_.find_first_not_of(" \t\r\n", begin + 1), all_.size() - 1);
+      if (all_[first] != '{') return std::nullopt;
       const size_t end = std::min(all_.find('\n', begin), all_.size());
       const bool one_line = json::accept(all_.substr(begin, end - begin));
       if (one_line && all_.find_first_not_of(" \t\r\n", end) != std::string_view::npos) return std::nullopt;
