@@ -3,13 +3,18 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 
 #include "dovetail/data/row_decoder.h"
 
 namespace dovetail {
+
+/// Numbers beyond it are bad values: the engine computes from float32.
+constexpr double kLargestFloat = std::numeric_limits<float>::max();
 
 /// What a cell holds, as numbers and texts. A reason is written where there is none.
 enum class Parsed { kThere, kMissing, kBad };
@@ -44,9 +49,10 @@ std::string plain_number(std::string_view text, char decimal);
 /// A finite number or truth; a NaN is a missing one, and so is a text of is_missing_word.
 Parsed number_of(const Cell& cell, char decimal, double& number, std::string& reason);
 
-/// True for a cell without a value, or with an empty text: an empty field of a CSV file is missing, too.
+/// True for a cell without a value, with NaN, or with an empty text: an empty field of a CSV file is missing, too.
 inline bool is_absent(const Cell& cell) {
-  return cell.kind == Cell::Kind::kMissing || (cell.kind == Cell::Kind::kText && cell.text->empty());
+  return cell.kind == Cell::Kind::kMissing || (cell.kind == Cell::Kind::kText && cell.text->empty()) ||
+         (cell.kind == Cell::Kind::kReal && std::isnan(cell.real));
 }
 
 /// Reads a float that is an integer within 2^53, as pandas keeps integers of a column with missing ones.

@@ -7,13 +7,13 @@
 #include <limits>
 
 #include "dovetail/base/error.h"
+#include "dovetail/data/cell_values.h"
 #include "dovetail/data/hash.h"
 #include "dovetail/data/row_decoder.h"
 
 namespace dovetail {
 namespace {
 
-constexpr double kLargestFloat = std::numeric_limits<float>::max();
 constexpr size_t kTile = 256;  ///< rows whose ids, 26 a row, take the half of a first-level cache
 
 /// std::log1p of the whole numbers that counts mostly are. Not an array, whose values the compiler may work out itself,

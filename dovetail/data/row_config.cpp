@@ -130,8 +130,8 @@ void SparseConfig::describe(Section& s) {
           "Column of ids; a list in Parquet gives several ids. Several columns are combined into one id (a cross)")
       .required();
   s.value("ids", ids,
-          "Conversion of ids to rows. hash: XXH64 of the id's text, modulo num_rows if num_rows is not 0. integer: the "
-          "column holds row numbers, or keys if num_rows is 0")
+          "Conversion of ids to rows. hash: XXH64 of the id's text, modulo num_rows if num_rows is not 0; booleans of "
+          "Parquet are True and False. integer: the column holds row numbers, or keys if num_rows is 0")
       .choices({"hash", "integer"});
   s.value("num_rows", num_rows, "Rows of the table; 0: 64-bit keys, for a table without a fixed vocabulary")
       .unit("rows")

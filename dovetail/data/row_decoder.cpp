@@ -193,7 +193,7 @@ bool RowDecoder::decode_dense(std::span<const Cell> cells, RowBlock& out, BadRow
     if (parsed == Parsed::kMissing) number = kNaN;
     // std::max would turn a missing number into 0.
     if (dense.log1p && parsed == Parsed::kThere) number = std::log1p(std::max(number, 0.0));
-    if (std::abs(number) > std::numeric_limits<float>::max()) {
+    if (std::abs(number) > kLargestFloat) {
       bad.column = columns_[dense.column];
       bad.reason = fmt::format("{} is beyond float32", number);
       return false;

@@ -250,3 +250,36 @@ def test_an_export_that_was_changed_is_refused(one):
         error = dovetail_json("eval", "changed", folder=one, code=2)["error"]
         assert "recommender.json is damaged" in error["message"]
         assert "json.exception" not in error["message"]
+
+
+ID_KINDS = {
+    "truths": [True, False, True, None],
+    "texts": ["a", "", None, "True"],
+    "floats": [1.0, 2.0, float("nan"), 7.0],
+    "fields": ["1.0", "2.0", "", "7"],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "ids"),
+    [(kind, ids) for kind in ID_KINDS for ids in ("hash", "integer") if (kind, ids) != ("texts", "integer")],
+)
+def test_pytorch_takes_ids_of_any_type_as_eval_does(tmp_path, kind, ids):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    users = ID_KINDS[kind] * 16
+    table = {"label": [i % 2 for i in range(64)], "user": users, "price": [float(i % 5) for i in range(64)]}
+    pq.write_table(pa.table(table), tmp_path / "x.parquet")
+    (tmp_path / "run.toml").write_text(
+        '[run]\nname = "x"\n[recommender]\nmodel = "dlrm"\ndim = 4\nbottom = [8]\ndeep = [8]\n[rows]\n'
+        'files = ["x.parquet"]\nlabel = "label"\n[[rows.dense]]\ncolumns = ["price"]\n'
+        f'[[rows.sparse]]\ncolumns = ["user"]\nids = "{ids}"\nnum_rows = 32\n[train]\nsteps = 20\nbatch = 16\n'
+    )
+    dovetail("train", "run.toml", "--set", "run.folder=run", folder=tmp_path)
+    dovetail("export", "run", "--out", "exported", folder=tmp_path)
+    dovetail("eval", "run", "--split", "all", "--predictions", "scores.csv", folder=tmp_path)
+    model = package.recommender.load(tmp_path / "exported")
+    with torch.no_grad():
+        found = model(model.encode(table)).sigmoid()[:, 0].tolist()
+    expected = [s[0] for _, _, s in predictions(tmp_path / "scores.csv")[1]]
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert len({round(s, 4) for s in expected[:20:5]}) > 1

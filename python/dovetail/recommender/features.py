@@ -47,14 +47,41 @@ def scale_dense(numbers: Tensor, column: dict) -> Tensor:
     return filled.float()
 
 
+def _is_missing(cell: Any) -> bool:
+    """True for None, NaN and an empty text, as the files of the run are read."""
+    return (
+        cell is None or (isinstance(cell, float) and math.isnan(cell)) or (isinstance(cell, str | bytes) and not cell)
+    )
+
+
+def _is_whole(value: Any) -> bool:
+    """True for a float that is an integer within 2^53, as pandas keeps integers of a column with missing ones."""
+    return isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+
+
 def _text(value: Any, what: str) -> bytes:
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
         return value.encode()
-    if isinstance(value, bool | int):
+    if isinstance(value, bool | int):  # True and False, as pandas writes them into a CSV file
+        return str(value).encode()
+    if _is_whole(value):
         return str(int(value)).encode()
     raise ValueError(f"{what}: {value!r} is no id; give a text or an integer")
+
+
+def _integer(value: Any, what: str) -> int:
+    truths = {"True": 1, "true": 1, "TRUE": 1, "False": 0, "false": 0, "FALSE": 0}
+    if isinstance(value, str) and value in truths:
+        return truths[value]
+    try:
+        number = int(value) if not isinstance(value, float) else value
+    except ValueError:
+        number = float(value)
+    if isinstance(number, float) and not _is_whole(number):
+        raise ValueError(f"{what}: {value!r} is not an integer")
+    return int(number)
 
 
 def _values(cell: Any, separator: str) -> list:
@@ -72,19 +99,20 @@ def _row_of_text(text: bytes, feature: dict) -> int:
 
 def _row_of(value: Any, feature: dict) -> int:
     name, num_rows = feature_name(feature), feature["num_rows"]
-    if value is None or (value == "" and feature["separator"]):
+    if _is_missing(value):
         raise ValueError(f"{name}: an id of the list is missing")
     if feature["ids"] == "hash":
         return _row_of_text(_text(value, name), feature)
-    if num_rows and not 0 <= int(value) < num_rows:
+    number = _integer(value, name)
+    if num_rows and not 0 <= number < num_rows:
         raise ValueError(f"{name}: the id {value} is out of range; the table has {num_rows} rows")
-    return int(value)
+    return number
 
 
 def _cross(cells: tuple, feature: dict) -> list[int]:
-    if any(cell is None for cell in cells) and feature["missing"] != "value":
+    if any(_is_missing(cell) for cell in cells) and feature["missing"] != "value":
         return _missing(feature)
-    texts = [b"" if cell is None else _text(cell, feature_name(feature)) for cell in cells]
+    texts = [b"" if _is_missing(cell) else _text(cell, feature_name(feature)) for cell in cells]
     return [_row_of_text(_CROSS.join(texts), feature)]
 
 
@@ -97,7 +125,7 @@ def _missing(feature: dict) -> list[int]:
 def _ids(cells: tuple, feature: dict) -> list[int]:
     if len(cells) > 1:
         return _cross(cells, feature)
-    if cells[0] is None:
+    if _is_missing(cells[0]):
         return _missing(feature)
     return [_row_of(value, feature) for value in _values(cells[0], feature["separator"])]
 
@@ -110,13 +138,13 @@ def _kept(items: list, feature: dict) -> list:
 
 
 def encode_feature(columns: dict[str, list], feature: dict) -> Bags:
-    """Cells are texts, integers, lists of these, or None; an empty text is None where the run read TSV or CSV."""
+    """Cells are texts, integers, booleans, lists of these, or missing: None, NaN or an empty text."""
     values, offsets, weights = [], [0], []
     for row, cells in enumerate(zip(*(columns[c] for c in feature["columns"]), strict=True)):
         ids = _ids(cells, feature)
         if feature["weights"]:
             cell = columns[feature["weights"]][row]
-            given = [] if cell is None else [float(w) for w in _values(cell, feature["separator"])]
+            given = [] if _is_missing(cell) else [float(w) for w in _values(cell, feature["separator"])]
             if len(given) != len(ids):
                 raise ValueError(f"{feature_name(feature)}: {len(given)} weights for {len(ids)} ids in row {row}")
             weights += _kept(given, feature)
