@@ -5,6 +5,7 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -44,6 +45,31 @@ def write_rows():
     pq.write_table(few, FOLDER / "few.parquet", row_group_size=3, compression="none", store_schema=False)
 
 
+def write_ids():
+    """A table as pandas writes it to Parquet and to CSV, and lists as pyarrow and a text with separators have them."""
+    frame = pd.DataFrame(
+        {
+            "y": [True, False, True, False, True, False],
+            "member": [True, False, False, True, True, False],
+            "maybe": pd.array([True, None, False, True, None, False], dtype="boolean"),
+            "shop": [7, None, 9, 7, 0, 12],
+            "city": ["a", "", None, "b", "", "a"],
+            "far": [1.5, 1e39, -1e39, 3.4e38, None, 0],
+        }
+    )
+    frame.to_parquet(FOLDER / "ids.parquet", index=False)
+    frame.to_csv(FOLDER / "ids.csv", index=False)
+    lists = {
+        "words": [["a", "b"], ["a", "", "b"], None, ["c"]],
+        "truths": [[True], [False, True], None, [True, True]],
+        "shops": [[7.0, 9.0], [0.0], None, [12.0]],
+    }
+    flag = [1, 0, 1, 0]
+    pq.write_table(pa.table({"y": flag, **lists}), FOLDER / "id_lists.parquet")
+    texts = {name: ["|".join(map(str, row or [])) for row in column] for name, column in lists.items()}
+    pd.DataFrame({"y": flag, **texts}).to_csv(FOLDER / "id_lists.csv", index=False)
+
+
 def main():
     FOLDER.mkdir(parents=True, exist_ok=True)
     texts = [None if i % 7 == 3 else "" if i % 7 == 5 else f"row {i} \u00e9\n" * (i % 4 + 1) for i in range(50)]
@@ -54,6 +80,7 @@ def main():
     dictionary = pa.table({"text": pa.array(texts).dictionary_encode()})
     pq.write_table(dictionary, FOLDER / "dictionary.parquet")
     write_rows()
+    write_ids()
 
 
 if __name__ == "__main__":

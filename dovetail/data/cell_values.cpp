@@ -4,11 +4,11 @@
 
 #include <charconv>
 #include <cmath>
+#include <limits>
 
 #include "dovetail/base/error.h"
 
 namespace dovetail {
-
 std::string_view without_blanks(std::string_view text) {
   while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
   while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) text.remove_suffix(1);
@@ -77,6 +77,7 @@ Parsed number_of(const Cell& cell, char decimal, double& number, std::string& re
     case Cell::Kind::kMissing:
       return Parsed::kMissing;
     case Cell::Kind::kInteger:
+    case Cell::Kind::kBoolean:
       number = static_cast<double>(cell.integer);
       return Parsed::kThere;
     case Cell::Kind::kReal:
@@ -100,21 +101,33 @@ Parsed number_of(const Cell& cell, char decimal, double& number, std::string& re
 }
 
 bool is_whole(double number, int64_t& integer) {
-  constexpr double kExactIntegers = 9007199254740992;  // 2^53
-  if (!(std::abs(number) < kExactIntegers) || std::trunc(number) != number) return false;
+  if (!(std::abs(number) < kExactIntegers) || number != std::trunc(number)) return false;
   integer = static_cast<int64_t>(number);
   return true;
 }
 
+bool is_whole(std::string_view text, char decimal, int64_t& integer) {
+  const size_t point = text.find(decimal);
+  if (point == std::string_view::npos || point + 1 == text.size()) return false;
+  if (text.find_first_not_of('0', point + 1) != std::string_view::npos) return false;
+  return parse_number(text.substr(0, point), integer) && std::abs(static_cast<double>(integer)) < kExactIntegers;
+}
+
+bool fits_float32(double number, std::string& reason) {
+  if (!(std::abs(number) > std::numeric_limits<float>::max())) return true;
+  reason = fmt::format("{} is beyond float32", number);
+  return false;
+}
+
 bool text_of(const Cell& cell, std::array<char, 24>& buffer, std::string_view& text, std::string& reason) {
-  if (cell.kind == Cell::Kind::kInteger && cell.truth) {
-    text = cell.integer != 0 ? "True" : "False";
-    return true;
-  }
   int64_t integer = cell.integer;
   if (cell.kind == Cell::Kind::kInteger || (cell.kind == Cell::Kind::kReal && is_whole(cell.real, integer))) {
     const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), integer).ptr;
     text = std::string_view(buffer.data(), static_cast<size_t>(end - buffer.data()));
+    return true;
+  }
+  if (cell.kind == Cell::Kind::kBoolean) {
+    text = boolean_text(cell.integer != 0);
     return true;
   }
   if (cell.kind == Cell::Kind::kText) {
@@ -122,7 +135,7 @@ bool text_of(const Cell& cell, std::array<char, 24>& buffer, std::string_view& t
     return true;
   }
   reason = cell.kind == Cell::Kind::kReal
-               ? fmt::format("{} is no id; write the column as integers or strings", cell.real)
+               ? fmt::format("the float {} is no id; write the column as integers or strings", cell.real)
                : "a list, where one id is wanted";
   return false;
 }

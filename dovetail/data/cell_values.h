@@ -5,7 +5,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <string_view>
 
@@ -13,8 +12,8 @@
 
 namespace dovetail {
 
-/// Numbers beyond it are bad values: the engine computes from float32.
-constexpr double kLargestFloat = std::numeric_limits<float>::max();
+/// Bound of the integers that float64 holds without rounding: 2^53.
+constexpr double kExactIntegers = 9007199254740992;
 
 /// What a cell holds, as numbers and texts. A reason is written where there is none.
 enum class Parsed { kThere, kMissing, kBad };
@@ -49,17 +48,25 @@ std::string plain_number(std::string_view text, char decimal);
 /// A finite number or truth; a NaN is a missing one, and so is a text of is_missing_word.
 Parsed number_of(const Cell& cell, char decimal, double& number, std::string& reason);
 
-/// True for a cell without a value, with NaN, or with an empty text: an empty field of a CSV file is missing, too.
-inline bool is_absent(const Cell& cell) {
+/// Returns true if float32 holds the number or it is NaN; else writes the reason.
+bool fits_float32(double number, std::string& reason);
+
+/// Reads a float that is an integer below 2^53, so that no other integer rounds to it.
+bool is_whole(double number, int64_t& integer);
+
+/// Reads such a float from a text: an integer, `decimal` and zeros.
+bool is_whole(std::string_view text, char decimal, int64_t& integer);
+
+/// True for null, an empty text and a NaN, which pandas writes as an empty field of CSV.
+inline bool is_missing(const Cell& cell) {
   return cell.kind == Cell::Kind::kMissing || (cell.kind == Cell::Kind::kText && cell.text->empty()) ||
          (cell.kind == Cell::Kind::kReal && std::isnan(cell.real));
 }
 
-/// Reads a float that is an integer within 2^53, as pandas keeps integers of a column with missing ones.
-bool is_whole(double number, int64_t& integer);
+/// The text of a boolean, as pandas writes it.
+inline std::string_view boolean_text(bool value) { return value ? "True" : "False"; }
 
-/// The text that is hashed. Integers are written into `buffer`; floats that are integers are written as such. Booleans
-/// are True and False, as pandas writes them into a CSV file.
+/// The text that is hashed. Integers and whole floats are written into `buffer`, as integers.
 bool text_of(const Cell& cell, std::array<char, 24>& buffer, std::string_view& text, std::string& reason);
 
 /// Makes `cell` value i of a column of Parquet.
@@ -73,9 +80,8 @@ inline void set_value(const ColumnValues& values, int64_t i, Cell& cell) {
     cell.text = &values.words[code];
     cell.key = &values.keys[code];
   } else if (values.kind == ColumnValues::Kind::kInteger) {
-    cell.kind = Cell::Kind::kInteger;
+    cell.kind = values.booleans ? Cell::Kind::kBoolean : Cell::Kind::kInteger;
     cell.integer = values.integers[at];
-    cell.truth = values.are_truths;
   } else {
     cell.kind = Cell::Kind::kReal;
     cell.real = values.reals[at];

@@ -28,6 +28,7 @@ void add_cell(const Cell& cell, bool words_are_numbers, RowTaker& taker) {
     case Cell::Kind::kMissing:
       return taker.add_bad("no value");
     case Cell::Kind::kInteger:
+    case Cell::Kind::kBoolean:
       return taker.add_integer(cell.integer);
     case Cell::Kind::kReal:
       return taker.add(cell.real);

@@ -14,7 +14,7 @@ namespace dovetail {
 namespace {
 
 constexpr size_t kBadPlaces = 5;
-constexpr double kExactIntegers = 9007199254740992;  // 2^53
+constexpr double kLargestFloat = std::numeric_limits<float>::max();
 
 /// One text for each number, whatever its type: "1" for 1 and 1.0.
 std::string class_of_number(double value) {

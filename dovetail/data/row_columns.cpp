@@ -81,8 +81,8 @@ class RowDecoder::ColumnTiles {
   /// A feature of one value a row, of which each is good, or missing.
   struct Plain {
     const ColumnValues* column = nullptr;  ///< null: the feature is another one
-    std::vector<int64_t> word_ids;
-    bool has_empty_word = false;  ///< its rows are left to `decode`
+    std::vector<int64_t> word_ids;         ///< by word, or of False and True
+    std::vector<uint8_t> word_there;       ///< by word, 0 for the empty one
     int64_t missing_id = 0;
   };
 
@@ -90,13 +90,17 @@ class RowDecoder::ColumnTiles {
     const ColumnValues& column = columns_[feature.columns[0]];
     const bool text = column.kind == ColumnValues::Kind::kText;
     if (feature.columns.size() > 1 || feature.weights >= 0 || feature.sequence || !feature.hash || column.is_list ||
-        column.are_truths || column.kind == ColumnValues::Kind::kReal || (text && feature.separator != 0))
+        column.kind == ColumnValues::Kind::kReal || (text && feature.separator != 0))
       return;
     plain.column = &column;
     plain.missing_id = table_row(xxh64({}), feature.num_rows);
     plain.word_ids.reserve(column.keys.size());
     for (const uint64_t key : column.keys) plain.word_ids.push_back(table_row(key, feature.num_rows));
-    for (const std::string_view word : column.words) plain.has_empty_word |= word.empty();
+    plain.word_there.reserve(column.words.size());
+    for (const std::string_view word : column.words) plain.word_there.push_back(!word.empty());
+    if (column.booleans)
+      for (const bool value : {false, true})
+        plain.word_ids.push_back(table_row(xxh64(boolean_text(value)), feature.num_rows));
   }
 
   /// Rows [first, first + n), to the arrays.
@@ -111,42 +115,45 @@ class RowDecoder::ColumnTiles {
   void take_label(const Label& label, size_t first, size_t n, float* out) {
     const LabelExpression& expression = label.expression;
     take_numbers(columns_[label.column], first, n, [&](size_t i, bool there, double number) {
-      const bool good = expression.compare ? std::isfinite(number) : number >= 0 && number <= 1;
-      special_[i] |= !there || !good;
-      out[i * decoder_.labels_.size()] =
-          expression.compare ? (number > expression.threshold ? 1.0f : 0.0f) : static_cast<float>(number);
+      const double label = expression.value(number);
+      special_[i] |= !there || !std::isfinite(number) || !(label >= 0 && label <= 1);
+      out[i * decoder_.labels_.size()] = static_cast<float>(label);
     });
   }
 
   void take_dense(const Dense& dense, size_t first, size_t n, double* out) {
     const std::span<const double> logs = whole_logs();
     take_numbers(columns_[dense.column], first, n, [&](size_t i, bool there, double number) {
+      const bool finite = std::isfinite(number);
       if (!there) number = std::numeric_limits<double>::quiet_NaN();
-      const double value = dense.log1p && there ? log1p_of(number, logs) : number;
-      special_[i] |= there ? !std::isfinite(number) || !(std::abs(value) <= kLargestFloat) : dense.required;
-      out[i * decoder_.dense_.size()] = value;
+      if (dense.log1p && there) number = log1p_of(number, logs);
+      special_[i] |= there ? !finite || std::abs(number) > std::numeric_limits<float>::max() : dense.required;
+      out[i * decoder_.dense_.size()] = number;
     });
   }
 
   void take_ids(const Feature& feature, const Plain& plain, size_t first, size_t n, size_t f) {
+    const uint8_t* const present = plain.column->value_present.data() + first;
+    const auto there = [&](size_t i) { return present[i]; };
     if (plain.column->kind == ColumnValues::Kind::kText) {
       const int32_t* const codes = plain.column->codes.data() + first;
       const int64_t* const word_ids = plain.word_ids.data();
-      take_ids(feature, plain, first, n, f, [&](size_t i) { return word_ids[codes[i]]; });
-      if (!plain.has_empty_word) return;
-      const std::string_view* const words = plain.column->words.data();
-      for (size_t i = 0; i < n; ++i)
-        special_[i] |= plain.column->value_present[first + i] & static_cast<uint8_t>(words[codes[i]].empty());
+      const uint8_t* const word_there = plain.word_there.data();
+      take_ids(
+          feature, plain, n, f, [&](size_t i) { return word_ids[codes[i]]; },
+          [&](size_t i) -> uint8_t { return present[i] & word_there[codes[i]]; });
+    } else if (plain.column->booleans) {
+      const int64_t* const booleans = plain.column->integers.data() + first;
+      take_ids(feature, plain, n, f, [&](size_t i) { return plain.word_ids[static_cast<size_t>(booleans[i])]; }, there);
     } else {
       const int64_t* const integers = plain.column->integers.data() + first;
-      take_ids(feature, plain, first, n, f,
-               [&](size_t i) { return table_row(integer_key(integers[i]), feature.num_rows); });
+      take_ids(
+          feature, plain, n, f, [&](size_t i) { return table_row(integer_key(integers[i]), feature.num_rows); }, there);
     }
   }
 
-  template <class IdOf>
-  void take_ids(const Feature& feature, const Plain& plain, size_t first, size_t n, size_t f, IdOf&& id_of) {
-    const uint8_t* const present = plain.column->value_present.data() + first;
+  template <class IdOf, class PresentOf>
+  void take_ids(const Feature& feature, const Plain& plain, size_t n, size_t f, IdOf&& id_of, PresentOf&& present_of) {
     const uint8_t absent = feature.missing == Missing::kValue ? 1 : 0, bad = feature.missing == Missing::kBadRow;
     const int64_t missing_id = plain.missing_id;
     const size_t stride = plain_.size();
@@ -154,9 +161,10 @@ class RowDecoder::ColumnTiles {
     uint8_t* there = there_.data() + f;
     for (size_t i = 0; i < n; ++i, id += stride, there += stride) {
       const int64_t known = id_of(i);
-      *id = present[i] != 0 ? known : missing_id;
-      *there = present[i] | absent;
-      special_[i] |= bad & (present[i] ^ 1);
+      const uint8_t present = present_of(i);
+      *id = present != 0 ? known : missing_id;
+      *there = present | absent;
+      special_[i] |= bad & (present ^ 1);
     }
   }
 

@@ -130,8 +130,9 @@ void SparseConfig::describe(Section& s) {
           "Column of ids; a list in Parquet gives several ids. Several columns are combined into one id (a cross)")
       .required();
   s.value("ids", ids,
-          "Conversion of ids to rows. hash: XXH64 of the id's text, modulo num_rows if num_rows is not 0; booleans of "
-          "Parquet are True and False. integer: the column holds row numbers, or keys if num_rows is 0")
+          "Conversion of ids to rows. hash: XXH64 of the id's text, modulo num_rows if num_rows is not 0. A float of "
+          "Parquet that is an integer has the text of the integer. integer: the column holds row numbers, or keys if "
+          "num_rows is 0. A float such as 7.0 is the integer")
       .choices({"hash", "integer"});
   s.value("num_rows", num_rows, "Rows of the table; 0: 64-bit keys, for a table without a fixed vocabulary")
       .unit("rows")
@@ -154,7 +155,7 @@ void SparseConfig::describe(Section& s) {
   s.value("table", table,
           "Feature whose table this one shares, with the same ids and num_rows; empty: a table of its own");
   s.value("missing", missing,
-          "Treatment of a column that is empty or null. empty: no id. value: the id of an empty text. bad_row: treat "
+          "Treatment of an empty text or a null. empty: no id. value: the id of an empty text. bad_row: treat "
           "the row as bad")
       .choices({"empty", "value", "bad_row"});
   s.value("dim", dim,
@@ -181,7 +182,9 @@ void RowsConfig::describe(Section& s) {
   s.value("decimal", decimal, "Mark before the fraction of a number in text").choices({".", ","});
   s.value("header", header, "The first line of each text file names its columns");
   s.value("columns", columns, "Column names for text files without a header");
-  s.value("label", label, "Labels, one per task: a column with numbers from 0 to 1, or `column > number`");
+  s.value("label", label,
+          "Labels, one per task: a column with numbers from 0 to 1, or `column > number`, also with "
+          "<, <=, >=, == or !=");
   s.value("missing_label", missing_label,
           "Treatment of a row with an empty label. drop: drop and count it. mask: keep it, with NaN for the label, if "
           "it has another label. bad_row: treat it as a bad row")
@@ -259,41 +262,50 @@ int64_t RowsConfig::feature_index(std::string_view name) const {
   return found == sparse.end() ? -1 : found - sparse.begin();
 }
 
-std::vector<std::string> labels_among_features(const RowsConfig& rows) {
-  std::vector<std::string> warnings;
-  const auto warn = [&](const std::string& column, const char* key, const std::vector<std::string>& columns) {
-    if (std::ranges::find(columns, column) != columns.end())
-      warnings.push_back(fmt::format("column `{}` is a label and in {}: the model sees what it is to predict",
-                                     printable(column), key));
-  };
-  for (const std::string& label : rows.label) {
-    const std::string column = parse_label(label).column;
-    for (const DenseConfig& entry : rows.dense) warn(column, "[[rows.dense]]", entry.columns);
-    for (const SparseConfig& feature : rows.sparse) warn(column, "[[rows.sparse]]", feature.columns);
+double LabelExpression::value(double number) const {
+  switch (comparison) {
+    case Comparison::kNone:
+      return number;
+    case Comparison::kGreater:
+      return number > threshold ? 1 : 0;
+    case Comparison::kGreaterEqual:
+      return number >= threshold ? 1 : 0;
+    case Comparison::kLess:
+      return number < threshold ? 1 : 0;
+    case Comparison::kLessEqual:
+      return number <= threshold ? 1 : 0;
+    case Comparison::kEqual:
+      return number == threshold ? 1 : 0;
+    case Comparison::kNotEqual:
+      return number != threshold ? 1 : 0;
   }
-  return warnings;
+  DOVETAIL_CHECK(false, "a comparison of labels");
 }
 
 LabelExpression parse_label(const std::string& text) {
+  using Comparison = LabelExpression::Comparison;
+  constexpr std::pair<std::string_view, Comparison> kSigns[] = {
+      {">=", Comparison::kGreaterEqual}, {"<=", Comparison::kLessEqual}, {"==", Comparison::kEqual},
+      {"!=", Comparison::kNotEqual},     {">", Comparison::kGreater},    {"<", Comparison::kLess}};
   LabelExpression label;
-  const size_t sign = text.find('>');
-  label.column = trimmed(std::string_view(text).substr(0, sign));
-  label.compare = sign != std::string::npos;
-  bool valid = !label.column.empty();
-  if (label.compare) {
-    const std::string_view number = trimmed(std::string_view(text).substr(sign + 1));
+  const size_t at = std::min({text.find_first_of("<>"), text.find("=="), text.find("!="), text.size()});
+  const std::string_view rest = std::string_view(text).substr(at);
+  const auto* const sign =
+      std::ranges::find_if(kSigns, [&](const auto& known) { return rest.starts_with(known.first); });
+  label.column = trimmed(std::string_view(text).substr(0, at));
+  bool valid = !label.column.empty() && !label.column.ends_with('=');
+  if (sign != std::end(kSigns)) {
+    label.comparison = sign->second;
+    const std::string_view number = trimmed(rest.substr(sign->first.size()));
     const auto parsed = std::from_chars(number.data(), number.data() + number.size(), label.threshold);
     valid = valid && parsed.ec == std::errc() && parsed.ptr == number.data() + number.size() &&
             std::isfinite(label.threshold);
   }
-  if (const size_t other = text.find_last_of("<="); !label.compare && other != std::string::npos) {
-    double number = 0;
-    const std::string_view right = trimmed(std::string_view(text).substr(other + 1));
-    valid = valid && std::from_chars(right.data(), right.data() + right.size(), number).ec != std::errc();
-  }
   if (!valid)
-    throw UserError(fmt::format("rows.label: \"{}\" is neither a column nor `column > number`", printable(text)),
-                    "for example label = [\"arr_delay > 15\"]; only > compares");
+    throw UserError(fmt::format("rows.label: \"{}\" is neither a column nor `column > number`; the comparisons are <, "
+                                "<=, >, >=, == or !=",
+                                printable(text)),
+                    "for example label = [\"arr_delay > 15\"]");
   return label;
 }
 

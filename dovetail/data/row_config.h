@@ -50,7 +50,7 @@ struct RowsConfig {
   std::string decimal = ".";    ///< mark before the fraction of a number of a text
   bool header = true;
   std::vector<std::string> columns;    ///< of text without a header
-  std::vector<std::string> label;      ///< "clicked" or "arr_delay > 15", one a task
+  std::vector<std::string> label;      ///< "clicked" or "arr_delay > 15", one a task; see parse_label
   std::string missing_label = "drop";  ///< drop | mask | bad_row
   std::string group;                   ///< column whose rows GAUC ranks together
   std::vector<DenseConfig> dense;
@@ -74,17 +74,19 @@ struct RowsConfig {
   int64_t feature_index(std::string_view name) const;
 };
 
-/// A label of the config: the number in `column`, or whether it is above `threshold`.
+/// A label of the config: the number in `column`, or how it compares with `threshold`.
 struct LabelExpression {
+  enum class Comparison { kNone, kGreater, kGreaterEqual, kLess, kLessEqual, kEqual, kNotEqual };
   std::string column;
-  bool compare = false;
+  Comparison comparison = Comparison::kNone;
   double threshold = 0;
+
+  bool compares() const { return comparison != Comparison::kNone; }
+  /// 1 if the comparison is true, else 0; without one the number itself.
+  double value(double number) const;
 };
 
-/// Warnings of labels that are dense columns or ids, too: the model would see what it is to predict.
-std::vector<std::string> labels_among_features(const RowsConfig& rows);
-
-/// "clicked" or "arr_delay > 15". Throws UserError for anything else.
+/// "clicked" or "arr_delay > 15", also with <, <=, >=, == or !=. Throws UserError for anything else.
 LabelExpression parse_label(const std::string& text);
 
 }  // namespace dovetail

@@ -134,7 +134,7 @@ bool RowDecoder::decode_group(std::span<const Cell> cells, RowBlock& out, BadRow
   std::array<char, 24> buffer;
   std::string_view text;
   const Cell& cell = cells[static_cast<size_t>(group_)];
-  const bool good = is_absent(cell) || text_of(cell, buffer, text, bad.reason);
+  const bool good = is_missing(cell) || text_of(cell, buffer, text, bad.reason);
   if (!good) bad.column = columns_[static_cast<size_t>(group_)];
   out.groups.push_back(static_cast<int64_t>(xxh64(text)));
   return good;
@@ -145,8 +145,8 @@ bool RowDecoder::decode_day(std::span<const Cell> cells, RowBlock& out, BadRow& 
   std::array<char, 24> buffer;
   std::string_view text;
   const Cell& cell = cells[static_cast<size_t>(day_)];
-  if (is_absent(cell)) bad.reason = "the day is missing";
-  if (is_absent(cell) || !text_of(cell, buffer, text, bad.reason)) {
+  if (is_missing(cell)) bad.reason = "the day is missing";
+  if (is_missing(cell) || !text_of(cell, buffer, text, bad.reason)) {
     bad.column = columns_[static_cast<size_t>(day_)];
     return false;
   }
@@ -160,9 +160,8 @@ RowDecoder::Labels RowDecoder::decode_labels(std::span<const Cell> cells, RowBlo
   for (const Label& label : labels_) {
     double number = 0;
     Parsed parsed = number_of(cells[label.column], decimal_, number, bad.reason);
-    if (parsed == Parsed::kThere && label.expression.compare) {
-      number = number > label.expression.threshold ? 1 : 0;
-    } else if (parsed == Parsed::kThere && !(number >= 0 && number <= 1)) {
+    if (parsed == Parsed::kThere) number = label.expression.value(number);
+    if (parsed == Parsed::kThere && !(number >= 0 && number <= 1)) {
       bad.reason = fmt::format("the label is {}, not from 0 to 1", number);
       parsed = Parsed::kBad;
     }
@@ -193,9 +192,8 @@ bool RowDecoder::decode_dense(std::span<const Cell> cells, RowBlock& out, BadRow
     if (parsed == Parsed::kMissing) number = kNaN;
     // std::max would turn a missing number into 0.
     if (dense.log1p && parsed == Parsed::kThere) number = std::log1p(std::max(number, 0.0));
-    if (std::abs(number) > kLargestFloat) {
+    if (!fits_float32(number, bad.reason)) {
       bad.column = columns_[dense.column];
-      bad.reason = fmt::format("{} is beyond float32", number);
       return false;
     }
     out.dense.push_back(number);

@@ -14,12 +14,11 @@ namespace dovetail {
 
 /// What a column of one row holds in its file.
 struct Cell {
-  enum class Kind : uint8_t { kMissing, kText, kInteger, kReal, kList };
+  enum class Kind : uint8_t { kMissing, kText, kInteger, kBoolean, kReal, kList };
   Kind kind = Kind::kMissing;
   const std::string_view* text = nullptr;
   const uint64_t* key = nullptr;  ///< of the text, where it is known
-  int64_t integer = 0;
-  bool truth = false;  ///< the integer is a boolean
+  int64_t integer = 0;            ///< also a boolean, as 0 or 1
   double real = 0;
   const ColumnValues* list = nullptr;  ///< the list is its values [begin, end)
   int64_t begin = 0, end = 0;
@@ -52,6 +51,9 @@ struct RowBlock {
   };
   std::vector<DayStart> days;     ///< where the config names a day
   std::vector<int64_t> left_out;  ///< bad rows and those without label, by their number in the file, ascending
+  /// Forms of hashed texts.
+  enum IdForm : uint8_t { kWholeFloat = 1, kOtherText = 2 };
+  std::vector<uint8_t> id_forms;  ///< by column of the decoder, IdForm as bits; empty without texts
   int64_t num_bad = 0;            ///< of them
   int64_t num_unlabelled = 0;     ///< of them
   std::vector<BadRow> bad_rows;   ///< the first of them
@@ -66,9 +68,10 @@ struct RowBlock {
 
 /// Understands rows as the config says.
 ///
-/// The key of an id is XXH64 of its text; an integer of Parquet hashes as its decimal text, so that a column has the
-/// same keys in TSV and Parquet. The parts of a cross are joined by the byte 0x1F. The table row is key mod num_rows,
-/// unsigned.
+/// The key of an id is XXH64 of its text. An integer of Parquet hashes as its decimal text, a whole float as that
+/// integer, a boolean as True or False.
+/// So a column has the same keys in text and Parquet. The parts of a cross are joined by the byte 0x1F. The table row
+/// is key mod num_rows, unsigned.
 class RowDecoder {
  public:
   explicit RowDecoder(const RowsConfig& config);
@@ -139,7 +142,9 @@ class RowDecoder {
   bool decode_ids(const Feature& feature, const Cell& cell, RowBlock& out, BadRow& bad) const;
   bool add_missing(const Feature& feature, size_t column, RowBlock& out, BadRow& bad) const;
   static bool add_hashed(const Feature& feature, const Cell& value, RowBlock& out, std::string& reason);
-  static bool add_integer(const Feature& feature, const Cell& value, RowBlock& out, std::string& reason);
+  bool add_integer(const Feature& feature, const Cell& value, RowBlock& out, std::string& reason) const;
+  /// Notes whether a text that is hashed reads like a float.
+  void note_form(size_t column, const Cell& value, RowBlock& out) const;
   bool decode_group(std::span<const Cell> cells, RowBlock& out, BadRow& bad) const;
   bool decode_day(std::span<const Cell> cells, RowBlock& out, BadRow& bad) const;
   bool decode_weights(const Feature& feature, const Cell& cell, RowBlock& out, BadRow& bad) const;

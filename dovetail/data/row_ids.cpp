@@ -13,13 +13,17 @@ namespace {
 
 constexpr char kCrossSeparator = '\x1f';
 
-/// A number of int64 or uint64, whose bits are the key; also True, False, and "1.0" for 1.
-bool parse_id(std::string_view text, int64_t& id) {
+/// A number of int64 or uint64, whose bits are the key, a whole float, or True or False.
+bool parse_id(std::string_view text, char decimal, int64_t& id) {
   uint64_t bits = 0;
-  double number = 0;
-  if (parse_number(text, id)) return true;
-  if (!parse_number(text, bits)) return (is_truth(text, number) || parse_number(text, number)) && is_whole(number, id);
-  id = static_cast<int64_t>(bits);
+  double truth = 0;
+  if (parse_number(text, id) || is_whole(text, decimal, id)) return true;
+  if (parse_number(text, bits))
+    id = static_cast<int64_t>(bits);
+  else if (is_truth(text, truth))
+    id = static_cast<int64_t>(truth);
+  else
+    return false;
   return true;
 }
 
@@ -78,12 +82,13 @@ bool RowDecoder::decode_cross(const Feature& feature, std::span<const Cell> cell
   for (const size_t column : feature.columns) {
     std::array<char, 24> buffer;
     std::string_view text;
-    if (is_absent(cells[column])) {
+    if (is_missing(cells[column])) {
       if (feature.missing != Missing::kValue) return add_missing(feature, column, out, bad);
     } else if (!text_of(cells[column], buffer, text, bad.reason)) {
       bad.column = columns_[column];
       return false;
     }
+    note_form(column, cells[column], out);
     joined.append(text).push_back(kCrossSeparator);
   }
   joined.pop_back();
@@ -93,22 +98,33 @@ bool RowDecoder::decode_cross(const Feature& feature, std::span<const Cell> cell
 
 bool RowDecoder::decode_ids(const Feature& feature, const Cell& cell, RowBlock& out, BadRow& bad) const {
   const size_t column = feature.columns[0];
-  if (is_absent(cell)) return add_missing(feature, column, out, bad);
+  if (is_missing(cell)) return add_missing(feature, column, out, bad);
   const bool good = for_each_value(cell, feature.separator, [&](const Cell& value) {
-    return feature.hash ? add_hashed(feature, value, out, bad.reason) : add_integer(feature, value, out, bad.reason);
+    if (!feature.hash) return add_integer(feature, value, out, bad.reason);
+    note_form(column, value, out);
+    return add_hashed(feature, value, out, bad.reason);
   });
   if (!good) bad.column = columns_[column];
   return good;
 }
 
+void RowDecoder::note_form(size_t column, const Cell& value, RowBlock& out) const {
+  if (value.kind != Cell::Kind::kText || value.key != nullptr || value.text->empty()) return;
+  out.id_forms.resize(columns_.size());
+  uint8_t& forms = out.id_forms[column];
+  int64_t integer = 0;
+  if ((forms & RowBlock::kOtherText) == 0)
+    forms |= is_whole(*value.text, decimal_, integer) ? RowBlock::kWholeFloat : RowBlock::kOtherText;
+}
+
 bool RowDecoder::add_hashed(const Feature& feature, const Cell& value, RowBlock& out, std::string& reason) {
   std::array<char, 24> buffer;
   std::string_view text;
-  if (is_absent(value)) {
+  if (is_missing(value)) {
     reason = "an id of the list is missing";
     return false;
   }
-  if (value.kind == Cell::Kind::kInteger && !value.truth) {
+  if (value.kind == Cell::Kind::kInteger) {
     out.ids.push_back(table_row(integer_key(value.integer), feature.num_rows));
     return true;
   }
@@ -118,14 +134,14 @@ bool RowDecoder::add_hashed(const Feature& feature, const Cell& value, RowBlock&
   return true;
 }
 
-bool RowDecoder::add_integer(const Feature& feature, const Cell& value, RowBlock& out, std::string& reason) {
+bool RowDecoder::add_integer(const Feature& feature, const Cell& value, RowBlock& out, std::string& reason) const {
   int64_t id = value.integer;
-  if (is_absent(value))
+  if (is_missing(value))
     reason = "an id of the list is missing";
-  else if (value.kind == Cell::Kind::kText && !parse_id(*value.text, id))
+  else if (value.kind == Cell::Kind::kText && !parse_id(*value.text, decimal_, id))
     reason = shown(*value.text) + " is not an integer";
   else if (value.kind == Cell::Kind::kReal && !is_whole(value.real, id))
-    reason = fmt::format("{} is not an integer", value.real);
+    reason = fmt::format("the float {} is no id; write the column as integers", value.real);
   else if (feature.num_rows > 0 && static_cast<uint64_t>(id) >= feature.num_rows)
     reason =
         fmt::format("the id {} is out of range; the table has {} rows",
@@ -141,10 +157,11 @@ bool RowDecoder::decode_weights(const Feature& feature, const Cell& cell, RowBlo
     double weight = 0;
     const Parsed parsed = number_of(value, decimal_, weight, bad.reason);
     if (parsed == Parsed::kMissing) bad.reason = "a weight is missing";
+    if (parsed != Parsed::kThere || !fits_float32(weight, bad.reason)) return false;
     out.weights.push_back(static_cast<float>(weight));
-    return parsed == Parsed::kThere;
+    return true;
   };
-  bool good = (cell.kind == Cell::Kind::kMissing && first == wanted) || for_each_value(cell, feature.separator, add);
+  bool good = (is_missing(cell) && first == wanted) || for_each_value(cell, feature.separator, add);
   if (good && out.weights.size() != wanted) {
     bad.reason = fmt::format("{} weights for {} ids", out.weights.size() - first, wanted - first);
     good = false;

@@ -9,7 +9,6 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/log.h"
-#include "dovetail/data/cell_values.h"
 #include "dovetail/data/delimited.h"
 #include "dovetail/data/delimiter.h"
 #include "dovetail/data/open_input.h"
@@ -59,22 +58,12 @@ class SourceFile {
   virtual ~SourceFile() = default;
   const fs::path& path() const { return path_; }
   virtual std::vector<Block> blocks() const = 0;
-  /// Columns of `names` whose first values in the block read 1.0, as integers that pandas made floats.
-  virtual std::vector<std::string> float_columns(const Block& block, const std::vector<std::string>& names) const {
-    return {};
-  }
   virtual std::pair<Block, Block> cut(const Block& block, int64_t rows) const = 0;
   virtual void read(const Block& block, const RowDecoder& decoder, RowBlock& out) const = 0;
 
  private:
   fs::path path_;
 };
-
-/// True for an integer that is written as a float: "12.0".
-bool reads_as_float(std::string_view text) {
-  int64_t integer = 0;
-  return text.ends_with(".0") && parse_number(text.substr(0, text.size() - 2), integer);
-}
 
 class TextSource : public SourceFile {
  public:
@@ -89,21 +78,6 @@ class TextSource : public SourceFile {
   std::vector<Block> blocks() const override {
     std::vector<Block> found;
     for (const RecordRange& range : file_.ranges(kBlockBytes)) found.push_back({0, range, 0, 0});
-    return found;
-  }
-
-  std::vector<std::string> float_columns(const Block& block, const std::vector<std::string>& names) const override {
-    constexpr int64_t kRows = 1000;
-    const std::vector<size_t> columns = find_columns(names, file_.columns(), path());
-    std::vector<int64_t> floats(names.size()), others(names.size());
-    const RecordRange some = block.range.rows > kRows ? file_.cut(block.range, kRows).first : block.range;
-    file_.read(some, columns, [&](int64_t, std::span<const Cell> cells, const BadRow*) {
-      for (size_t i = 0; i < cells.size(); ++i)
-        if (cells[i].kind == Cell::Kind::kText) ++(reads_as_float(*cells[i].text) ? floats : others)[i];
-    });
-    std::vector<std::string> found;
-    for (size_t i = 0; i < names.size(); ++i)
-      if (floats[i] > 0 && others[i] == 0) found.push_back(names[i]);
     return found;
   }
 
@@ -244,13 +218,7 @@ struct RowReader::State {
   std::vector<Block> blocks;
   int64_t num_rows = 0, num_validation = 0, num_train_blocks = 0;
 
-  std::vector<std::string> config_warnings, hashed;
-
-  explicit State(const RowsConfig& config) : decoder(config), config_warnings(labels_among_features(config)) {
-    for (const SparseConfig& feature : config.sparse)
-      if (feature.ids == "hash" && feature.separator.empty())
-        for (const std::string& column : feature.columns)
-          if (std::ranges::find(hashed, column) == hashed.end()) hashed.push_back(column);
+  explicit State(const RowsConfig& config) : decoder(config) {
     for (const fs::path& path : expand_files(config.files)) {
       files.push_back(open_source(config, path, decoder));
       for (Block& block : files.back()->blocks()) {
@@ -284,21 +252,6 @@ RowReader::RowReader(const RowsConfig& config) {
 }
 
 RowReader::~RowReader() = default;
-
-std::vector<std::string> RowReader::warnings() const {
-  std::vector<std::string> warnings = state_->config_warnings;
-  for (size_t b = 0; b < state_->blocks.size(); ++b) {
-    const Block& block = state_->blocks[b];
-    if (b > 0 && state_->blocks[b - 1].file == block.file) continue;
-    const SourceFile& file = *state_->files[block.file];
-    for (const std::string& column : file.float_columns(block, state_->hashed))
-      warnings.push_back(
-          fmt::format("{}: ids of column `{}` read as floats, such as 1.0, which is another id than 1; pandas writes "
-                      "integers so where one is missing: astype(\"Int64\") before to_csv keeps them",
-                      file.path().string(), printable(column)));
-  }
-  return warnings;
-}
 
 const RowDecoder& RowReader::decoder() const { return state_->decoder; }
 int64_t RowReader::num_rows() const { return state_->num_rows; }

@@ -32,10 +32,6 @@ class RowReader {
   /// decoded (of Parquet, only they are read). Safe from several threads.
   RowBlock read(int64_t block) const;
 
-  /// Warnings that need no pass over the rows. Labels that are features, too. Hashed ids of a text that read 1.0, as
-  /// pandas writes integers of a column with missing ones: elsewhere they are 1, another id.
-  std::vector<std::string> warnings() const;
-
  private:
   struct State;
   std::unique_ptr<State> state_;

@@ -9,6 +9,7 @@
 #include <exception>
 #include <limits>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "dovetail/base/error.h"
@@ -86,6 +87,7 @@ struct BlockSummary {
   std::vector<Moments> dense, labels;
   std::vector<Moments> first_day;  ///< `dense` over the rows of the first day that the block has
   std::vector<RowBlock::DayStart> days;
+  std::vector<uint8_t> id_forms;
   std::vector<SparseStatistics> sparse;
 };
 
@@ -157,6 +159,7 @@ class Scan {
     summary.sparse.resize(seen_.size());
     summary.first_day.resize(num_dense);
     summary.days = rows.days;
+    summary.id_forms = rows.id_forms;
     const auto first_day = static_cast<size_t>(rows.days.size() > 1 ? rows.days[1].row : rows.num_rows);
     if (train) {
       for (size_t r = 0; r < static_cast<size_t>(rows.num_rows); ++r) {
@@ -239,6 +242,7 @@ class Scan {
     }
     for (size_t f = 0; f < s.sparse.size(); ++f) s.sparse[f].distinct = seen_[f].count();
     for (const std::string& label : config_.label) s.labels.push_back(label);
+    find_seen_labels();
     for (const Moments& label : labels) s.label_mean.push_back(label.mean);
     size_t i = 0;
     for (const DenseConfig& entry : config_.dense)
@@ -250,11 +254,37 @@ class Scan {
         s.scales.push_back({column, scale.mean, scale.deviation()});
         ++i;
       }
+    find_float_ids();
     if (s.train_rows == 0)
       throw UserError(fmt::format("rows: none of {} rows is left to train on; {} have no label, {} are bad, {} are for "
                                   "validation",
                                   reader_.num_rows(), s.unlabelled, s.bad, s.validation_rows),
                       "see rows.label and rows.validation_fraction");
+  }
+
+  void find_seen_labels() {
+    std::set<std::string> inputs;
+    for (const DenseConfig& entry : config_.dense) inputs.insert(entry.columns.begin(), entry.columns.end());
+    for (const SparseConfig& feature : config_.sparse) {
+      inputs.insert(feature.columns.begin(), feature.columns.end());
+      inputs.insert(feature.weights);
+    }
+    for (const std::string& label : config_.label)
+      if (const auto seen = inputs.extract(parse_label(label).column))
+        out_.statistics.seen_labels.push_back(seen.value());
+  }
+
+  /// Finds hashed columns with ids that all read like floats in one file.
+  void find_float_ids() {
+    const std::vector<std::string>& columns = reader_.decoder().columns();
+    for (size_t b = 0; b < summaries_.size();) {
+      const std::filesystem::path& file = reader_.file_of(static_cast<int64_t>(b));
+      std::vector<uint8_t> forms(columns.size());
+      for (; b < summaries_.size() && reader_.file_of(static_cast<int64_t>(b)) == file; ++b)
+        for (size_t c = 0; c < summaries_[b].id_forms.size(); ++c) forms[c] |= summaries_[b].id_forms[c];
+      for (size_t c = 0; c < columns.size(); ++c)
+        if (forms[c] == RowBlock::kWholeFloat) out_.statistics.float_ids.try_emplace(columns[c], file.string());
+    }
   }
 
   /// The days that begin in a block, after those of the blocks before it.
@@ -299,18 +329,16 @@ class Scan {
 
 }  // namespace
 
-RowScan scan_rows(const RowsConfig& config, const RowReader& reader) {
-  RowScan scan = Scan(config, reader).run();
-  scan.statistics.warnings = reader.warnings();
-  return scan;
-}
+RowScan scan_rows(const RowsConfig& config, const RowReader& reader) { return Scan(config, reader).run(); }
 
 std::vector<std::string> row_warnings(const RowStatistics& s) {
-  std::vector<std::string> warnings = s.warnings;
+  std::vector<std::string> warnings;
   for (size_t i = 0; i < s.labels.size(); ++i)
     if (s.label_mean[i] == 0 || s.label_mean[i] == 1)
       warnings.push_back(fmt::format("label `{}` is {} in all of the training rows: there is nothing to learn",
                                      s.labels[i], s.label_mean[i]));
+  for (const std::string& column : s.seen_labels)
+    warnings.push_back(fmt::format("the model sees its own label: column `{}` of rows.label is also an input", column));
   for (const DenseStatistics& d : s.dense)
     if (d.count == 0 || (d.missing == 0 && d.lowest == d.highest))
       warnings.push_back(d.count == 0
@@ -333,6 +361,11 @@ std::vector<std::string> row_warnings(const RowStatistics& s) {
                                      f.feature,
                                      100.0 * static_cast<double>(f.unseen) / static_cast<double>(f.validation_ids)));
   }
+  for (const auto& [column, file] : s.float_ids)
+    warnings.push_back(
+        fmt::format("{}: all ids of column `{}` read like 7.0, so they are not the id 7 of other files; write the "
+                    "column as integers (pandas: astype(\"Int64\"))",
+                    file, column));
   const int64_t all = s.train_rows + s.validation_rows + s.bad + s.unlabelled;
   if (static_cast<double>(s.bad) > kHighShare * static_cast<double>(all))
     warnings.push_back(fmt::format("{} of {} rows are bad and left out", s.bad, all));

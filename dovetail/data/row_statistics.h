@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,11 +34,12 @@ struct RowStatistics {
   int64_t train_rows = 0, validation_rows = 0;  ///< that are kept
   int64_t bad = 0, unlabelled = 0;
   std::vector<std::string> bad_rows;  ///< the first of them, each "file: row 7, column `x`: reason"
-  std::vector<std::string> warnings;  ///< of RowReader
   std::vector<std::string> labels;
-  std::vector<double> label_mean;  ///< over the training rows that have it
+  std::vector<std::string> seen_labels;  ///< columns of labels that are numbers or ids, too
+  std::vector<double> label_mean;        ///< over the training rows that have it
   std::vector<DenseStatistics> dense;
   std::vector<SparseStatistics> sparse;
+  std::map<std::string, std::string> float_ids;  ///< by column, the first file in which all hashed ids read like 7.0
   std::vector<DenseScale> scales;  ///< over the training rows; of a run that goes day by day, over the first day
   std::vector<RowDay> days;        ///< of such a run, whose rows are all training rows
 };
@@ -59,9 +61,10 @@ struct RowScan {
 /// the threads.
 RowScan scan_rows(const RowsConfig& config, const RowReader& reader);
 
-/// Findings that make training pointless or worse. Labels: one class only. Dense columns: constant, or rounded by
-/// float32 by more than 1/1000 of their deviation. Features: more than a tenth of the validation ids unseen in
-/// training. Rows: more than a tenth left out as bad. RowReader::warnings come first.
+/// Findings that make training pointless or worse. Labels: one class only, or also a dense column or id. Dense columns:
+/// constant, or rounded by float32 by more than 1/1000 of their deviation. Features: more than a tenth of the
+/// validation ids unseen in training. Hashed columns of text: all ids of a file read like 7.0. Rows: more than a tenth
+/// left out as bad.
 std::vector<std::string> row_warnings(const RowStatistics& statistics);
 
 }  // namespace dovetail

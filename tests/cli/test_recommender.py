@@ -9,6 +9,7 @@ import pytest
 import sklearn.metrics
 import torch
 from cli import dovetail, dovetail_json
+from dovetail.recommender import features
 
 MODELS = ["wide_deep", "deepfm", "dlrm", "dcnv2", "din", "dien", "can", "mmoe"]
 DYNAMIC_MODELS = ["deepfm", "din", "can", "mmoe"]  # of tables without a fixed vocabulary, some of whose ids have no row
@@ -183,6 +184,33 @@ def test_pytorch_scores_rows_as_eval_does(trained):
         labels, of_task = [int(label) for label in columns[task]], expected[:, k].double()
         assert measured[task]["auc"] == pytest.approx(sklearn.metrics.roc_auc_score(labels, of_task), abs=1e-5)
         assert measured[task]["log_loss"] == pytest.approx(sklearn.metrics.log_loss(labels, of_task), abs=1e-5)
+
+
+def test_encode_takes_cells_as_the_run_read_them():
+    """Booleans, floats that a null made of integers and empty texts, as tests/data/row_pairs_test.cpp has them."""
+    feature = {
+        "name": "",
+        "columns": ["a"],
+        "ids": "hash",
+        "num_rows": 0,
+        "separator": "",
+        "weights": "",
+        "max_length": 0,
+    }
+    feature |= {"keep": "last", "missing": "empty"}
+
+    def ids(cells, **changes):
+        return features.encode_feature({"a": cells, "b": cells}, feature | changes).values.tolist()
+
+    assert ids([True, 7.0, "", float("nan"), None, b""]) == ids(["True", "7"])
+    assert ids([True, 7.0, ""], columns=["a", "b"]) == ids(["True\x1fTrue", "7\x1f7"])
+    assert ids([True, 7.0, "8.00", "", "False", -3], ids="integer") == [1, 7, 8, 0, -3]
+    for cell in (1.5, 2.0**53, ["a", ""]):
+        with pytest.raises(ValueError, match=r"is no id|is missing"):
+            ids([cell])
+    for cell in (1.5, "1.5", "x", "x.0"):
+        with pytest.raises(ValueError):
+            ids([cell], ids="integer")
 
 
 @pytest.fixture(scope="module")

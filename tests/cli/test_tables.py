@@ -898,17 +898,14 @@ def test_integers_that_pandas_made_floats(tmp_path):
     assert found[0] == found[1] == found[2]
     (tmp_path / "run.toml").write_text(ROWS.format(files=json.dumps(["float.csv"]), more=""))
     said = dovetail("train", "run.toml", "--set", "run.folder=said", folder=tmp_path).stderr
-    assert "ids of column `user` read as floats" in said and 'astype("Int64")' in said
+    assert "all ids of column `user` read like 7.0" in said
 
 
 def test_a_label_among_features_is_said(tmp_path):
     clicks().to_csv(tmp_path / "x.csv", index=False)
     text = ROWS.format(files=json.dumps(["x.csv"]), more="").replace('"price"', '"label"')
     (tmp_path / "run.toml").write_text(text)
-    assert "column `label` is a label and in [[rows.dense]]" in dovetail("train", "run.toml", folder=tmp_path).stderr
-    for words in ["label < 0.5", "label == 1", "label >= 1", "label <= 0"]:
-        error = refusal(tmp_path, "train", "run.toml", "--set", f'rows.label="{words}"')
-        assert "only > compares" in error
+    assert "column `label` of rows.label is also an input" in dovetail("train", "run.toml", folder=tmp_path).stderr
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

@@ -25,10 +25,10 @@ class Columns : public ::testing::TestWithParam<uint64_t> {
       out.codes.push_back(static_cast<int32_t>(below(std::ssize(out.words))));
     } else if (out.kind == Kind::kInteger) {
       const int64_t numbers[] = {0, 1, -3, below(2000), int64_t{1} << 40, std::numeric_limits<int64_t>::min()};
-      out.integers.push_back(numbers[below(std::ssize(numbers))]);
+      out.integers.push_back(out.booleans ? below(2) : numbers[below(std::ssize(numbers))]);
     } else {
       const double kInfinity = std::numeric_limits<double>::infinity();
-      const double numbers[] = {0.25, 3, -0.0, 1e300, std::nan(""), one_in(20) ? kInfinity : 0.5};
+      const double numbers[] = {0.25, 3, -0.0, 1e39, std::nan(""), one_in(20) ? kInfinity : 0.5};
       out.reals.push_back(numbers[below(std::ssize(numbers))]);
     }
   }
@@ -38,7 +38,7 @@ class Columns : public ::testing::TestWithParam<uint64_t> {
     ColumnValues out;
     out.kind = kind;
     out.is_list = list;
-    out.are_truths = kind == Kind::kInteger && one_in(3);
+    out.booleans = kind == Kind::kInteger && one_in(3);
     if (kind == Kind::kText) out.words.assign(std::begin(kWords), std::end(kWords));
     for (const std::string_view word : out.words) out.keys.push_back(xxh64(word));
     if (list) out.list_begins.push_back(0);
@@ -59,7 +59,8 @@ class Columns : public ::testing::TestWithParam<uint64_t> {
     static const char* const kMissingNumber[] = {"zero", "mean", "bad_row"};
     static const char* const kMissingId[] = {"empty", "value", "bad_row"};
     RowsConfig config;
-    config.label = {one_in(8) ? name("t") + " > 2" : name("i") + " > 0"};
+    static const char* const kComparison[] = {" > 0", " >= 1", " < 1", "<=0", " == 1", " != 0"};
+    config.label = {one_in(8) ? name("t") + " > 2" : name("i") + kComparison[below(6)]};
     if (one_in(2)) config.label.push_back(name("r"));
     config.missing_label = one_in(2) ? "mask" : one_in(2) ? "bad_row" : "drop";
     for (int64_t d = below(4); d > 0; --d)
@@ -105,6 +106,7 @@ void expect_same(const RowBlock& got, const RowBlock& wanted) {
   expect_same(got.ids, wanted.ids, "ids");
   expect_same(got.weights, wanted.weights, "weights");
   expect_same(got.ends, wanted.ends, "ends");
+  expect_same(got.id_forms, wanted.id_forms, "id_forms");
   expect_same(got.left_out, wanted.left_out, "left_out");
   ASSERT_EQ(got.bad_rows.size(), wanted.bad_rows.size());
   for (size_t i = 0; i < got.bad_rows.size(); ++i) {

@@ -265,7 +265,7 @@ TEST(RowParquet, RefusesWhatItCannotGive) {
       ::testing::AllOf(HasSubstr("no column `citi`"), HasSubstr("did you mean `city`"), HasSubstr("rows.parquet")));
   EXPECT_THAT(refusal(config_of({{.columns = {"day"}}})), HasSubstr("date32"));
   EXPECT_THAT(refusal(config_of({{.columns = {"nested"}}})), HasSubstr("struct"));
-  EXPECT_THAT(refusal(config_of({{.columns = {"real"}}})), HasSubstr("write the column as integers or strings"));
+  EXPECT_THAT(refusal(config_of({{.columns = {"real"}}})), HasSubstr("row 2 column real: the float 0.25 is no id"));
   EXPECT_THAT(refusal(config_of({{.columns = {"tags"}, .separator = "|"}})), HasSubstr("holds lists"));
   EXPECT_THAT(refusal(config_of({{.columns = {"city"}, .max_length = 3}})), HasSubstr("holds one id"));
   EXPECT_THAT(refusal(config_of({{.columns = {"city"}, .missing = "bad_row"}})), HasSubstr("row 4 column city"));

@@ -103,7 +103,6 @@ bool reads_numbers(parquet::ColumnReader& column, arrow::Type::type type, int64_
   const auto real = [](auto number) { return static_cast<double>(number); };
   switch (column.type()) {
     case parquet::Type::BOOLEAN:
-      out.are_truths = true;
       read_numbers<parquet::BooleanType>(column, rows, out.integers, out.value_present, integer);
       return true;
     case parquet::Type::INT32:

@@ -81,6 +81,14 @@ bool value_kind(const arrow::DataType& type, Kind& kind) {
   }
 }
 
+bool is_boolean(const arrow::DataType& type) {
+  if (type.id() == arrow::Type::EXTENSION)
+    return is_boolean(*static_cast<const arrow::ExtensionType&>(type).storage_type());
+  if (type.id() == arrow::Type::DICTIONARY)
+    return is_boolean(*static_cast<const arrow::DictionaryType&>(type).value_type());
+  return type.id() == arrow::Type::BOOL;
+}
+
 /// Texts that are made here, for numbers that no other kind holds exactly. They stay where they are.
 using MadeTexts = std::deque<std::string>;
 
@@ -147,7 +155,6 @@ void append_dictionary(const arrow::DictionaryArray& array, MadeTexts& made, Col
   words.kind = out.kind;
   append_values(*array.dictionary(), made, words);
   out.words_are_numbers = words.words_are_numbers;
-  out.are_truths = words.are_truths;
   const auto before = static_cast<int32_t>(out.words.size());
   out.words.insert(out.words.end(), words.words.begin(), words.words.end());
   // A null has no index; without words its code would have none to name.
@@ -190,7 +197,6 @@ void append_values(const arrow::Array& array, MadeTexts& made, ColumnValues& out
   append_presence(array, out.value_present);
   switch (array.type_id()) {
     case arrow::Type::BOOL:
-      out.are_truths = true;
       return append_numbers<arrow::BooleanArray>(array, out);
     case arrow::Type::INT8:
       return append_numbers<arrow::Int8Array>(array, out);
@@ -319,7 +325,8 @@ class ArrowColumns : public ParquetColumns {
       const std::string& name = file_.schema().field(field)->name();
       const arrow::DataType& type = *file_.schema().field(field)->type();
       const arrow::DataType& value = is_list(type) ? *type.field(0)->type() : type;
-      Column column{.field = field, .list = is_list(type), .leaves = file_.leaves(field)};
+      Column column{
+          .field = field, .list = is_list(type), .booleans = is_boolean(value), .leaves = file_.leaves(field)};
       if (!value_kind(value, column.kind))
         throw UserError(fmt::format("column {} (`{}`) holds {}, not integers, floats or strings", field,
                                     printable(name), printable(type.ToString())),
@@ -342,6 +349,7 @@ class ArrowColumns : public ParquetColumns {
         file_.check_values(group, column.leaves);
         out[c].kind = column.kind;
         out[c].is_list = column.list;
+        out[c].booleans = column.booleans;
         if (!column.list && owner->flat->read(column.leaves[0], *file_.schema().field(column.field)->type(), out[c]))
           continue;
         others.push_back(c);
@@ -366,7 +374,7 @@ class ArrowColumns : public ParquetColumns {
  private:
   struct Column {
     int field = 0;
-    bool list = false;
+    bool list = false, booleans = false;
     std::vector<int> leaves;
     Kind kind = Kind::kInteger;
   };

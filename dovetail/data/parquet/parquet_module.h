@@ -29,7 +29,7 @@ struct ColumnValues {
   enum class Kind { kInteger, kReal, kText };
   Kind kind = Kind::kInteger;
   std::vector<int64_t> integers;        ///< also booleans, as 0 and 1
-  bool are_truths = false;              ///< booleans
+  bool booleans = false;                ///< they are the `integers`
   std::vector<double> reals;            ///< half, float and double
   std::vector<int32_t> codes;           ///< which of `words` a value is: strings, bytes, decimals, uint64 from 2^63 on
   std::vector<std::string_view> words;  ///< they live as long as `owner`

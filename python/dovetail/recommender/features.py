@@ -47,16 +47,8 @@ def scale_dense(numbers: Tensor, column: dict) -> Tensor:
     return filled.float()
 
 
-def _is_missing(cell: Any) -> bool:
-    """True for None, NaN and an empty text, as the files of the run are read."""
-    return (
-        cell is None or (isinstance(cell, float) and math.isnan(cell)) or (isinstance(cell, str | bytes) and not cell)
-    )
-
-
-def _is_whole(value: Any) -> bool:
-    """True for a float that is an integer within 2^53, as pandas keeps integers of a column with missing ones."""
-    return isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+def _is_missing(value: Any) -> bool:
+    return value is None or value in ("", b"") or value != value
 
 
 def _text(value: Any, what: str) -> bytes:
@@ -64,24 +56,21 @@ def _text(value: Any, what: str) -> bytes:
         return value
     if isinstance(value, str):
         return value.encode()
-    if isinstance(value, bool | int):  # True and False, as pandas writes them into a CSV file
+    if isinstance(value, int):
         return str(value).encode()
-    if _is_whole(value):
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return str(int(value)).encode()
     raise ValueError(f"{what}: {value!r} is no id; give a text or an integer")
 
 
 def _integer(value: Any, what: str) -> int:
-    truths = {"True": 1, "true": 1, "TRUE": 1, "False": 0, "false": 0, "FALSE": 0}
-    if isinstance(value, str) and value in truths:
-        return truths[value]
-    try:
-        number = int(value) if not isinstance(value, float) else value
-    except ValueError:
-        number = float(value)
-    if isinstance(number, float) and not _is_whole(number):
+    text = value if isinstance(value, str) else _text(value, what).decode()
+    if text.lower() in ("true", "false"):
+        return int(text.lower() == "true")
+    whole, _, fraction = text.partition(".")
+    if fraction.strip("0"):
         raise ValueError(f"{what}: {value!r} is not an integer")
-    return int(number)
+    return int(whole)
 
 
 def _values(cell: Any, separator: str) -> list:
@@ -103,14 +92,14 @@ def _row_of(value: Any, feature: dict) -> int:
         raise ValueError(f"{name}: an id of the list is missing")
     if feature["ids"] == "hash":
         return _row_of_text(_text(value, name), feature)
-    number = _integer(value, name)
-    if num_rows and not 0 <= number < num_rows:
+    row = _integer(value, name)
+    if num_rows and not 0 <= row < num_rows:
         raise ValueError(f"{name}: the id {value} is out of range; the table has {num_rows} rows")
-    return number
+    return row
 
 
 def _cross(cells: tuple, feature: dict) -> list[int]:
-    if any(_is_missing(cell) for cell in cells) and feature["missing"] != "value":
+    if any(map(_is_missing, cells)) and feature["missing"] != "value":
         return _missing(feature)
     texts = [b"" if _is_missing(cell) else _text(cell, feature_name(feature)) for cell in cells]
     return [_row_of_text(_CROSS.join(texts), feature)]
@@ -138,7 +127,7 @@ def _kept(items: list, feature: dict) -> list:
 
 
 def encode_feature(columns: dict[str, list], feature: dict) -> Bags:
-    """Cells are texts, integers, booleans, lists of these, or missing: None, NaN or an empty text."""
+    """Cells are texts, numbers, booleans, lists of these, or None. An empty text and a NaN are missing, too."""
     values, offsets, weights = [], [0], []
     for row, cells in enumerate(zip(*(columns[c] for c in feature["columns"]), strict=True)):
         ids = _ids(cells, feature)
