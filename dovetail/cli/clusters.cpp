@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -24,19 +25,21 @@ bool has_names(const std::vector<std::string>& columns) {
 
 /// Places of the data's columns in a file of centres: by name, or one after another where either has no names.
 at::Tensor places_in(const Matrix& start, const std::vector<std::string>& columns, const std::string& init) {
-  if (!has_names(columns) || !has_names(start.columns)) return at::arange(std::ssize(columns), at::kLong);
   std::vector<int64_t> places;
+  std::vector<std::string> missing;
   for (const std::string& column : columns) {
     const auto found = std::ranges::find(start.columns, column);
-    if (found == start.columns.end())
-      throw UserError(fmt::format("--init: no column of {} is named {}", init, printable(column)),
-                      "name its columns as those of the data, or save numbers alone");
     places.push_back(found - start.columns.begin());
+    if (found == start.columns.end()) missing.push_back(printable(column));
   }
   // Columns of one name are told apart by their places.
-  return std::set<int64_t>(places.begin(), places.end()).size() == places.size()
-             ? at::tensor(places, at::kLong)
-             : at::arange(std::ssize(columns), at::kLong);
+  const bool by_name = missing.empty() && std::set<int64_t>(places.begin(), places.end()).size() == places.size();
+  if (by_name) return at::tensor(places, at::kLong);
+  const bool some = !missing.empty() && missing.size() < columns.size();
+  if (has_names(start.columns) && (some || (!missing.empty() && has_names(columns))))
+    throw UserError(fmt::format("--init: no column of {} is named {}", init, fmt::join(missing, ", ")),
+                    "give it the names of the data's columns, or save numbers alone");
+  return at::arange(std::ssize(columns), at::kLong);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/cli/output.h"
 #include "dovetail/data/row_stream.h"
@@ -94,6 +95,8 @@ Evaluated score_all(const TrainedRecommender& recommender, const RecommenderEval
   Evaluated found{.validation = scored.measure(config, rows, group),
                   .bad = stream.num_bad(),
                   .unlabelled = stream.num_unlabelled()};
+  if (group->rank() == 0)
+    for (const std::string& warning : stream.warnings()) log_warning("{}", warning);
   if (predictions) predictions->commit();
   return found;
 }

@@ -237,7 +237,9 @@ std::string file_words(const std::string& name) {
 void write_table(const std::filesystem::path& path, const std::vector<std::string>& columns, const at::Tensor& rows,
                  const std::vector<std::string>& names) {
   std::string text;
-  for (size_t i = 0; i < columns.size(); ++i) text += (i > 0 ? "," : "") + csv_field(columns[i]);
+  // Readers pass over an empty line, which would be the header of one column without a name.
+  const auto name_of = [](const std::string& column) { return column.empty() ? "\"\"" : csv_field(column); };
+  for (size_t i = 0; i < columns.size(); ++i) text += (i > 0 ? "," : "") + name_of(columns[i]);
   text += "\n";
   const auto* value = rows.const_data_ptr<double>();
   for (int64_t c = 0; c < rows.size(0); ++c) {

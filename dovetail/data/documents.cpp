@@ -151,6 +151,7 @@ class JsonRecords {
 
   /// Reports the line of the fault: a record of an array may have many lines.
   void visit_broken(size_t begin, const json::parse_error& error, const Visit& visit) {
+    if (described_ == kProblemsDescribed) return visit_bad(begin, {}, {}, visit);
     if (const auto shape = other_shape()) return visit_bad(begin, shape->what, shape->help, visit);
     std::string fault = json_fault(error);
     if (fault.find("surrogate") != std::string::npos)
@@ -204,7 +205,7 @@ class JsonRecords {
       document.state = Document::State::kEmpty;
       return visit(document);
     }
-    if (record.is_array())
+    if (record.is_array() && described_ < kProblemsDescribed)
       if (const auto shape = other_shape()) return visit_bad(begin, shape->what, shape->help, visit);
     std::string found = record.is_object() ? "fields" : record.type_name();
     if (record.is_object())

@@ -28,8 +28,9 @@ void add_cell(const Cell& cell, bool words_are_numbers, RowTaker& taker) {
     case Cell::Kind::kMissing:
       return taker.add_bad("no value");
     case Cell::Kind::kInteger:
-    case Cell::Kind::kBoolean:
       return taker.add_integer(cell.integer);
+    case Cell::Kind::kBoolean:
+      return taker.add_boolean(cell.integer != 0);
     case Cell::Kind::kReal:
       return taker.add(cell.real);
     case Cell::Kind::kText:

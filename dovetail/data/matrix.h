@@ -31,7 +31,7 @@ struct MatrixOptions {
   TargetKind target_kind = TargetKind::kNumber;
   std::string delimiter;  ///< in a text: one character, "tab" or "blank"; empty: found out
   char decimal = '.';     ///< in a text
-  std::string header;     ///< of a text: "yes", "no", or empty: found out
+  std::string header;     ///< first line of a text: "yes" for names, "no" for a row, empty: found out
 };
 
 /// A table: value = origin + x.

@@ -84,6 +84,8 @@ class RowTaker {
   /// The next of the columns that are read.
   void add(double value);
   void add_integer(int64_t value);
+  /// A number, 1 or 0. As a class it is True or False, as in a text of pandas.
+  void add_boolean(bool value);
   /// A field of a text.
   void add_text(std::string_view text);
   /// A value of a string column. As a class it is the text that it is, even "NA" or "01".

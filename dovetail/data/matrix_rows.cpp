@@ -65,8 +65,8 @@ bool is_date(std::string_view word) {
 void RowTaker::add(double value) {
   if (std::isnan(value)) return add_bad("no value (nan)");
   if (is_target()) {
-    if (options_.target_kind == TargetKind::kClass) return add_class(class_of_number(value));
     if (!std::isfinite(value)) return add_bad(fmt::format("{} is not finite", value));
+    if (options_.target_kind == TargetKind::kClass) return add_class(class_of_number(value));
     part_.target.push_back(value);
     ++column_;
     return;
@@ -82,6 +82,11 @@ void RowTaker::add_integer(int64_t value) {
   const auto rounded = static_cast<double>(value);
   if (std::abs(rounded) >= kExactIntegers) note_wide(std::to_string(value), rounded);
   add(rounded);
+}
+
+void RowTaker::add_boolean(bool value) {
+  if (is_target() && options_.target_kind == TargetKind::kClass) return add_string(boolean_text(value));
+  add_integer(value ? 1 : 0);
 }
 
 void RowTaker::add_text(std::string_view text) {

@@ -276,15 +276,10 @@ class Scan {
 
   /// Finds hashed columns with ids that all read like floats in one file.
   void find_float_ids() {
-    const std::vector<std::string>& columns = reader_.decoder().columns();
-    for (size_t b = 0; b < summaries_.size();) {
-      const std::filesystem::path& file = reader_.file_of(static_cast<int64_t>(b));
-      std::vector<uint8_t> forms(columns.size());
-      for (; b < summaries_.size() && reader_.file_of(static_cast<int64_t>(b)) == file; ++b)
-        for (size_t c = 0; c < summaries_[b].id_forms.size(); ++c) forms[c] |= summaries_[b].id_forms[c];
-      for (size_t c = 0; c < columns.size(); ++c)
-        if (forms[c] == RowBlock::kWholeFloat) out_.statistics.float_ids.try_emplace(columns[c], file.string());
-    }
+    FloatIds ids;
+    for (size_t b = 0; b < summaries_.size(); ++b)
+      ids.add(reader_.file_of(static_cast<int64_t>(b)), summaries_[b].id_forms);
+    out_.statistics.float_ids = ids.found(reader_.decoder().columns());
   }
 
   /// The days that begin in a block, after those of the blocks before it.
@@ -331,6 +326,31 @@ class Scan {
 
 RowScan scan_rows(const RowsConfig& config, const RowReader& reader) { return Scan(config, reader).run(); }
 
+void FloatIds::add(const std::filesystem::path& file, const std::vector<uint8_t>& id_forms) {
+  if (files_.empty() || files_.back().first != file.string()) files_.emplace_back(file.string(), id_forms);
+  std::vector<uint8_t>& forms = files_.back().second;
+  forms.resize(std::max(forms.size(), id_forms.size()));
+  for (size_t c = 0; c < id_forms.size(); ++c) forms[c] |= id_forms[c];
+}
+
+std::map<std::string, std::string> FloatIds::found(const std::vector<std::string>& columns) const {
+  std::map<std::string, std::string> found;
+  for (const auto& [file, forms] : files_)
+    for (size_t c = 0; c < forms.size(); ++c)
+      if (forms[c] == RowBlock::kWholeFloat) found.try_emplace(columns[c], file);
+  return found;
+}
+
+std::vector<std::string> float_id_warnings(const std::map<std::string, std::string>& float_ids) {
+  std::vector<std::string> warnings;
+  for (const auto& [column, file] : float_ids)
+    warnings.push_back(
+        fmt::format("{}: all ids of column `{}` read like 7.0, so they are not the id 7 of other files; write the "
+                    "column as integers (pandas: astype(\"Int64\"))",
+                    file, printable(column)));
+  return warnings;
+}
+
 std::vector<std::string> row_warnings(const RowStatistics& s) {
   std::vector<std::string> warnings;
   for (size_t i = 0; i < s.labels.size(); ++i)
@@ -361,11 +381,7 @@ std::vector<std::string> row_warnings(const RowStatistics& s) {
                                      f.feature,
                                      100.0 * static_cast<double>(f.unseen) / static_cast<double>(f.validation_ids)));
   }
-  for (const auto& [column, file] : s.float_ids)
-    warnings.push_back(
-        fmt::format("{}: all ids of column `{}` read like 7.0, so they are not the id 7 of other files; write the "
-                    "column as integers (pandas: astype(\"Int64\"))",
-                    file, column));
+  for (std::string& warning : float_id_warnings(s.float_ids)) warnings.push_back(std::move(warning));
   const int64_t all = s.train_rows + s.validation_rows + s.bad + s.unlabelled;
   if (static_cast<double>(s.bad) > kHighShare * static_cast<double>(all))
     warnings.push_back(fmt::format("{} of {} rows are bad and left out", s.bad, all));

@@ -50,6 +50,21 @@ struct ScannedBlock {
   std::shared_ptr<const RowBlock> rows;  ///< null where not kept
 };
 
+/// Finds columns of a file whose hashed ids all read like 7.0, as pandas writes integers beside missing ones.
+class FloatIds {
+ public:
+  /// Takes a block of a file. Blocks of one file follow one another.
+  void add(const std::filesystem::path& file, const std::vector<uint8_t>& id_forms);
+  /// The first such file of each of `columns` that has one.
+  std::map<std::string, std::string> found(const std::vector<std::string>& columns) const;
+
+ private:
+  std::vector<std::pair<std::string, std::vector<uint8_t>>> files_;
+};
+
+/// Warnings for `FloatIds::found`.
+std::vector<std::string> float_id_warnings(const std::map<std::string, std::string>& float_ids);
+
 struct RowScan {
   RowStatistics statistics;
   std::vector<ScannedBlock> blocks;

@@ -7,6 +7,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/data/block_pool.h"
 #include "dovetail/data/row_reader.h"
+#include "dovetail/data/row_statistics.h"
 
 namespace dovetail {
 namespace {
@@ -44,6 +45,7 @@ struct RowStream::State {
   std::vector<int64_t> numbers;  ///< of `rows` in their file
   int64_t row = 0;               ///< of `rows`, the next one
   int64_t num_bad = 0, num_unlabelled = 0;
+  FloatIds float_ids;
 
   State(const RowsConfig& given, RowSplit split, const std::vector<DenseScale>& scales)
       : config(given),
@@ -63,6 +65,7 @@ struct RowStream::State {
     rows = pool.get(block);
     numbers = numbers_of(*rows, reader.first_row(block));
     row = 0;
+    float_ids.add(reader.file_of(block), rows->id_forms);
     num_bad += rows->num_bad;
     num_unlabelled += rows->num_unlabelled;
     if (files.empty() || files.back() != reader.file_of(block)) files.push_back(reader.file_of(block));
@@ -113,6 +116,10 @@ StreamedRows RowStream::next(int64_t rows, RankPart part) {
 }
 
 const std::vector<std::filesystem::path>& RowStream::files() const { return state_->files; }
+std::vector<std::string> RowStream::warnings() const {
+  return float_id_warnings(state_->float_ids.found(state_->reader.decoder().columns()));
+}
+
 int64_t RowStream::num_bad() const { return state_->num_bad; }
 int64_t RowStream::num_unlabelled() const { return state_->num_unlabelled; }
 

@@ -43,8 +43,9 @@ class RowStream {
   StreamedRows next(int64_t rows, RankPart part = {});
 
   const std::vector<std::filesystem::path>& files() const;
-  int64_t num_bad() const;         ///< left out so far
-  int64_t num_unlabelled() const;  ///< left out so far
+  int64_t num_bad() const;                    ///< left out so far
+  int64_t num_unlabelled() const;             ///< left out so far
+  std::vector<std::string> warnings() const;  ///< warnings of FloatIds for the rows so far
 
  private:
   struct State;

@@ -19,7 +19,7 @@ struct TrainResult {
   int64_t steps = 0;
   double loss = 0;                                 ///< nats per token, or per sample, of the last step
   std::optional<double> validation_loss;           ///< nats per token or per sample, if any are held out
-  std::optional<double> validation_nats_per_byte;  ///< of text
+  std::optional<double> validation_nats_per_byte;  ///< for text
   bool interrupted = false;                        ///< SIGINT, SIGTERM or the time limit: saved and stopped early
 };
 

@@ -208,7 +208,7 @@ def test_encode_takes_cells_as_the_run_read_them():
     for cell in (1.5, 2.0**53, ["a", ""]):
         with pytest.raises(ValueError, match=r"is no id|is missing"):
             ids([cell])
-    for cell in (1.5, "1.5", "x", "x.0"):
+    for cell in (1.5, "1.5", "x", "x.0", "1_0", " 7", "+1", "\u0663", "tRue"):
         with pytest.raises(ValueError):
             ids([cell], ids="integer")
 

@@ -692,6 +692,7 @@ TEXTS = {
     "forms": ["1e3", "1000", "1_0"],
     "blanks": ["a", " a", "a "],
     "words": ["NA", "None", ""],
+    "truths": [True, False, True],
     "digits": ["1.1", "1.10", "01"],
 }
 
@@ -707,7 +708,8 @@ def test_texts_are_the_classes_of_scikit_learn(tmp_path, kind, suffix):
     frame.to_parquet(tmp_path / "x.parquet")
     oracle = linear_model.LogisticRegression().fit(frame[["x"]], frame.y)
     classes, rows = fitted_classes(tmp_path, f"x{suffix}")
-    assert classes == oracle.classes_.tolist() == rows.tolist()
+    wanted = [str(c) for c in oracle.classes_.tolist()]
+    assert classes == wanted and rows.tolist() == (wanted[1:] if len(wanted) == 2 else wanted)
 
 
 def test_numbers_of_a_text_are_one_class_in_any_form(tmp_path):
@@ -717,14 +719,14 @@ def test_numbers_of_a_text_are_one_class_in_any_form(tmp_path):
 
 
 @pytest.mark.parametrize("quoting", [1, 2])  # all, all but numbers
-def test_quotes_between_tabs_are_those_of_pandas(tmp_path, quoting):
+def test_quotes_between_tabs_are_read_as_pandas_does(tmp_path, quoting):
     frame = pd.DataFrame({"a": X[:, 0], "b\tc": X[:, 1], "d": ["1", "2", "3", "4"]})
     frame.to_csv(tmp_path / "x.tsv", sep="\t", index=False, quoting=quoting)
     assert_rows_of_pandas(tmp_path, "x.tsv", sep="\t")
 
 
 def assert_rows_of_pandas(folder, name, words=(), **options):
-    """The rows and columns are those of pandas.read_csv(**options), where clusters begin at each row."""
+    """Holds rows and columns against pandas.read_csv(**options). Each row is a cluster of its own."""
     rows = rows_of(folder, name, *words)[1]
     wanted = pd.read_csv(folder / name, **options).reset_index(drop=True)
     wanted.columns = [str(column) for column in wanted.columns]
@@ -790,6 +792,19 @@ def test_centres_are_matched_by_name(tmp_path):
     assert found[0] == found[1]
     oracle = sklearn_cluster.KMeans(2, init=centres.to_numpy(), n_init=1, max_iter=1).fit(X)
     np.testing.assert_allclose(pd.read_csv(tmp_path / "run/centres.csv").to_numpy(), oracle.cluster_centers_)
+    for data, start, code in [
+        (["c1", "c0"], ["c0", "c1"], 0),
+        (["c0", "c1"], ["c1", "c0"], 0),
+        (["c0", "c1"], ["x", "y"], 0),  # the data may have no names
+        (["c0", "c1"], ["c0", "c2"], 2),
+    ]:
+        frame.set_axis(data, axis=1).to_csv(tmp_path / "named.csv", index=False)
+        table = centres.set_axis(data, axis=1)
+        table = table[start] if set(start) == set(data) else table.set_axis(start, axis=1)
+        table.to_csv(tmp_path / "start.csv", index=False)
+        named = [word if word != "x.csv" else "named.csv" for word in words]
+        dovetail(*named, "start.csv", "--out", "run", folder=tmp_path, code=code)
+        assert (tmp_path / "run/centres.csv").read_text().splitlines()[1:] == found[0].splitlines()[1:]
     centres.rename(columns={"b": "c"}).to_csv(tmp_path / "start.csv", index=False)
     assert "no column of start.csv is named b" in refusal(tmp_path, *words, "start.csv")
     np.save(tmp_path / "start.npy", centres)
@@ -899,6 +914,8 @@ def test_integers_that_pandas_made_floats(tmp_path):
     (tmp_path / "run.toml").write_text(ROWS.format(files=json.dumps(["float.csv"]), more=""))
     said = dovetail("train", "run.toml", "--set", "run.folder=said", folder=tmp_path).stderr
     assert "all ids of column `user` read like 7.0" in said
+    said = dovetail("eval", "run-whole.csv", "--data", "float.csv", folder=tmp_path).stderr
+    assert "float.csv: all ids of column `user` read like 7.0" in said
 
 
 def test_a_label_among_features_is_said(tmp_path):
@@ -916,3 +933,15 @@ def test_numbers_beyond_float32_are_bad_rows(tmp_path, suffix):
     frame.to_parquet(tmp_path / "x.parquet", index=False)
     (tmp_path / "run.toml").write_text(ROWS.format(files=json.dumps([f"x{suffix}"]), more=""))
     assert "1e+39 is beyond float32" in refusal(tmp_path, "train", "run.toml")
+
+
+def test_a_column_without_a_name_has_a_header(tmp_path):
+    (tmp_path / "x.csv").write_text(",a\n5,2\n3,4\n")
+    words = ["kmeans", "--data", "x.csv", "--k", 2, "--init", "first", "--columns", "0", "--out", "run"]
+    dovetail(*words, folder=tmp_path)
+    assert pd.read_csv(tmp_path / "run/centres.csv").iloc[:, 0].tolist() == [5, 3]
+
+
+def test_an_infinite_class_is_a_bad_value(tmp_path):
+    pd.DataFrame({"x": [1.0, 2, 3] * 4, "y": [np.inf, 1, 2] * 4}).to_parquet(tmp_path / "x.parquet")
+    assert "inf is not finite" in refusal(tmp_path, "fit", "logistic", "--data", "x.parquet", "--target", "y")

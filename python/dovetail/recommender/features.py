@@ -1,6 +1,7 @@
 """Columns of a table as model inputs, by the run's config: numbers scaled, ids hashed, lists cut."""
 
 import math
+import re
 from typing import Any, NamedTuple
 
 import torch
@@ -65,12 +66,11 @@ def _text(value: Any, what: str) -> bytes:
 
 def _integer(value: Any, what: str) -> int:
     text = value if isinstance(value, str) else _text(value, what).decode()
-    if text.lower() in ("true", "false"):
+    if text in ("True", "true", "TRUE", "False", "false", "FALSE"):
         return int(text.lower() == "true")
-    whole, _, fraction = text.partition(".")
-    if fraction.strip("0"):
+    if not re.fullmatch(r"-?[0-9]+(\.0+)?", text):
         raise ValueError(f"{what}: {value!r} is not an integer")
-    return int(whole)
+    return int(text.partition(".")[0])
 
 
 def _values(cell: Any, separator: str) -> list:
