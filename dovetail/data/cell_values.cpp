@@ -9,6 +9,7 @@
 #include "dovetail/base/error.h"
 
 namespace dovetail {
+
 std::string_view without_blanks(std::string_view text) {
   while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
   while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) text.remove_suffix(1);

@@ -28,6 +28,13 @@ const char* behind_quotes(const char* p, const char* end, int64_t& doubled) {
   }
 }
 
+/// End of a record's text: before the line end.
+const char* text_end(const char* begin, const char* end) {
+  if (end > begin && end[-1] == '\n') --end;
+  if (end > begin && end[-1] == '\r') --end;
+  return end;
+}
+
 /// The text between quotes with each doubled quote as one.
 void append_unquoted(std::string_view text, std::string& to) {
   for (size_t i = 0; i < text.size(); ++i) {
@@ -129,14 +136,12 @@ DelimitedFile::DelimitedFile(std::filesystem::path path, DelimitedFormat format,
   const char* end = record_end(begin_);
   if (end == nullptr) throw UserError("a quote of the header is never closed", {}, path_.string());
   // The names are read as a record of one column would be: as many as there are.
-  const char* text_end = end > begin_ && end[-1] == '\n' ? end - 1 : end;
-  if (text_end > begin_ && text_end[-1] == '\r') --text_end;
+  const char* last = text_end(begin_, end);
   const char* p = begin_;
   while (true) {
-    int64_t doubled = 0;
-    const bool quoted = format_.quotes && p != text_end && *p == '"';
-    const char* next = quoted ? behind_quotes(p, text_end, doubled) : find(p, text_end, format_.delimiter);
-    if (quoted && next != text_end && *next != format_.delimiter)
+    const bool quoted = is_quoted(p, last);
+    const char* next = field_end(p, last);
+    if (quoted && next != last && *next != format_.delimiter)
       throw UserError(fmt::format("name {} of the header has text after its closing quote", format_.columns.size() + 1),
                       "write a quote inside a name as two", path_.string());
     std::string& name = format_.columns.emplace_back();
@@ -144,11 +149,18 @@ DelimitedFile::DelimitedFile(std::filesystem::path path, DelimitedFormat format,
       append_unquoted({p + 1, next - 1}, name);
     else
       name.assign(p, next);
-    if (next == text_end) break;
+    if (next == last) break;
     p = next + 1;
   }
   begin_ = behind_blank(end);
   if (has_row_names()) format_.columns.insert(format_.columns.begin(), "");
+}
+
+bool DelimitedFile::is_quoted(const char* p, const char* end) const { return format_.quotes && p != end && *p == '"'; }
+
+const char* DelimitedFile::field_end(const char* p, const char* end) const {
+  int64_t doubled = 0;
+  return is_quoted(p, end) ? behind_quotes(p, end, doubled) : find(p, end, format_.delimiter);
 }
 
 const char* DelimitedFile::behind_preface(const char* p) const {
@@ -172,17 +184,12 @@ const char* DelimitedFile::behind_preface(const char* p) const {
 bool DelimitedFile::has_row_names() const {
   const char* end = begin_ == end_ ? nullptr : record_end(begin_);
   if (end == nullptr) return false;
-  if (end[-1] == '\n') --end;
-  if (end > begin_ && end[-1] == '\r') --end;
+  end = text_end(begin_, end);
   // A delimiter at the end of each line is no row name.
   if (end == begin_ || end[-1] == format_.delimiter) return false;
   size_t fields = 1;
-  for (const char* p = begin_; p != end; ++fields) {
-    int64_t doubled = 0;
-    p = format_.quotes && *p == '"' ? behind_quotes(p, end, doubled) : find(p, end, format_.delimiter);
-    if (p == end) break;
-    if (*p++ != format_.delimiter) return false;
-  }
+  for (const char* p = begin_; (p = field_end(p, end)) != end; ++p, ++fields)
+    if (*p != format_.delimiter) return false;
   return fields == format_.columns.size() + 1;
 }
 
@@ -258,8 +265,7 @@ void DelimitedFile::read(const RecordRange& range, const std::vector<size_t>& se
   int64_t row = range.first_row;
   for (const char* p = data_ + range.begin; p != data_ + range.end;) {
     const char* const next = record_end(p);
-    const char* end = next[-1] == '\n' ? next - 1 : next;
-    if (end > p && end[-1] == '\r') --end;
+    const char* const end = text_end(p, next);
     BadRow bad{++row, {}, {}};
     const bool good = splitter.split(p, end, bad);
     visit(row, good ? splitter.cells() : std::span<const Cell>(), good ? nullptr : &bad);

@@ -56,6 +56,9 @@ class DelimitedFile {
   class Splitter;
   const char* record_end(const char* p) const;
   const char* quoted_record_end(const char* p) const;
+  bool is_quoted(const char* p, const char* end) const;
+  /// End of the field at `p` of a record whose text ends at `end`: behind its closing quote, or a delimiter or `end`.
+  const char* field_end(const char* p, const char* end) const;
   /// Passes over a line sep=; of Excel, and over lines that begin with # before the first line with a delimiter.
   const char* behind_preface(const char* p) const;
   /// True if the first row has one field more than the header, as R writes row names.

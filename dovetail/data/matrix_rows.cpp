@@ -2,7 +2,6 @@
 
 #include <cctype>
 #include <cmath>
-#include <limits>
 #include <utility>
 
 #include "dovetail/base/error.h"
@@ -14,13 +13,31 @@ namespace dovetail {
 namespace {
 
 constexpr size_t kBadPlaces = 5;
-constexpr double kLargestFloat = std::numeric_limits<float>::max();
 
 /// One text for each number, whatever its type: "1" for 1 and 1.0.
 std::string class_of_number(double value) {
   if (std::trunc(value) == value && std::abs(value) <= kExactIntegers)
     return std::to_string(static_cast<int64_t>(value));
   return fmt::format("{}", value);
+}
+
+/// Advice for a number with a comma where a point is expected.
+std::string comma_advice(std::string_view word) {
+  double value = 0;
+  if (!is_number(word, ',', value)) return {};
+  const size_t comma = word.find(',');
+  const bool thousands = word.size() == comma + 4 && comma > 0 && comma <= 4 && word[comma - 1] != '-';
+  return thousands ? fmt::format("; --decimal , reads it as {}. If the comma separates thousands, take it out", value)
+                   : "; for a decimal comma give --decimal ,";
+}
+
+/// True for a text that begins as a date of ISO 8601 does: 2020-01-31.
+bool is_date(std::string_view word) {
+  constexpr std::string_view kPattern = "0000-00-00";
+  if (word.size() < kPattern.size()) return false;
+  for (size_t i = 0; i < kPattern.size(); ++i)
+    if (kPattern[i] == '-' ? word[i] != '-' : std::isdigit(static_cast<unsigned char>(word[i])) == 0) return false;
+  return true;
 }
 
 }  // namespace
@@ -43,36 +60,16 @@ void RowTaker::begin(const char* place, int64_t number) {
   keep_ = has_target_ = true;
 }
 
-/// Advice for a number with a comma where a point is expected.
-std::string comma_advice(std::string_view word) {
-  double value = 0;
-  if (!is_number(word, ',', value)) return {};
-  const size_t comma = word.find(',');
-  const bool thousands = word.size() == comma + 4 && comma > 0 && comma <= 4 && word[comma - 1] != '-';
-  return thousands ? fmt::format("; --decimal , reads it as {}. If the comma separates thousands, take it out", value)
-                   : "; for a decimal comma give --decimal ,";
-}
-
-/// True for a text that begins as a date of ISO 8601 does: 2020-01-31.
-bool is_date(std::string_view word) {
-  constexpr std::string_view kPattern = "0000-00-00";
-  if (word.size() < kPattern.size()) return false;
-  for (size_t i = 0; i < kPattern.size(); ++i)
-    if (kPattern[i] == '-' ? word[i] != '-' : std::isdigit(static_cast<unsigned char>(word[i])) == 0) return false;
-  return true;
-}
-
 void RowTaker::add(double value) {
   if (std::isnan(value)) return add_bad("no value (nan)");
+  if (!std::isfinite(value)) return add_bad(fmt::format("{} is not finite", value));
   if (is_target()) {
-    if (!std::isfinite(value)) return add_bad(fmt::format("{} is not finite", value));
     if (options_.target_kind == TargetKind::kClass) return add_class(class_of_number(value));
     part_.target.push_back(value);
     ++column_;
     return;
   }
-  if (!(std::abs(value) <= kLargestFloat))
-    return add_bad(fmt::format("{} is {}", value, std::isfinite(value) ? "beyond float32" : "not finite"));
+  if (std::string reason; !fits_float32(value, reason)) return add_bad(reason);
   part_.values.push_back(value);
   ++column_;
 }

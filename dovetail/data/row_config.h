@@ -81,7 +81,6 @@ struct LabelExpression {
   Comparison comparison = Comparison::kNone;
   double threshold = 0;
 
-  bool compares() const { return comparison != Comparison::kNone; }
   /// 1 if the comparison is true, else 0; without one the number itself.
   double value(double number) const;
 };

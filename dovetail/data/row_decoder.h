@@ -69,9 +69,8 @@ struct RowBlock {
 /// Understands rows as the config says.
 ///
 /// The key of an id is XXH64 of its text. An integer of Parquet hashes as its decimal text, a whole float as that
-/// integer, a boolean as True or False.
-/// So a column has the same keys in text and Parquet. The parts of a cross are joined by the byte 0x1F. The table row
-/// is key mod num_rows, unsigned.
+/// integer, a boolean as True or False, so that a column has the same keys in text and Parquet. The parts of a cross
+/// are joined by the byte 0x1F. The table row is key mod num_rows, unsigned.
 class RowDecoder {
  public:
   explicit RowDecoder(const RowsConfig& config);

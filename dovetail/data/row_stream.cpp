@@ -116,11 +116,11 @@ StreamedRows RowStream::next(int64_t rows, RankPart part) {
 }
 
 const std::vector<std::filesystem::path>& RowStream::files() const { return state_->files; }
+int64_t RowStream::num_bad() const { return state_->num_bad; }
+int64_t RowStream::num_unlabelled() const { return state_->num_unlabelled; }
+
 std::vector<std::string> RowStream::warnings() const {
   return float_id_warnings(state_->float_ids.found(state_->reader.decoder().columns()));
 }
-
-int64_t RowStream::num_bad() const { return state_->num_bad; }
-int64_t RowStream::num_unlabelled() const { return state_->num_unlabelled; }
 
 }  // namespace dovetail

@@ -61,9 +61,10 @@ at::Tensor deviations(const TableData& table, double l2) {
 }  // namespace
 
 RegressionData::RegressionData(const at::Tensor& x, const at::Tensor& target, std::shared_ptr<Workers> workers)
-    : exponent_(exponent_of(checked_target(check_rows("regression", x), target))),
-      table_("regression", check_rows("regression", x), std::move(workers),
-             {scaled(checked_target(x, target), -exponent_)}) {}
+    : RegressionData(check_rows("regression", x), checked_target(x, target), std::move(workers), Checked{}) {}
+
+RegressionData::RegressionData(const at::Tensor& x, const at::Tensor& target, std::shared_ptr<Workers> workers, Checked)
+    : exponent_(exponent_of(target)), table_("regression", x, std::move(workers), {scaled(target, -exponent_)}) {}
 
 LinearResult fit_linear(RegressionData& data, double l2) {
   check_dtype(data, at::kDouble, "float64 numbers");

@@ -25,6 +25,9 @@ class RegressionData {
   int exponent() const { return exponent_; }
 
  private:
+  struct Checked {};
+  RegressionData(const at::Tensor& x, const at::Tensor& target, std::shared_ptr<Workers> workers, Checked);
+
   int exponent_;
   TableData table_;
 };
