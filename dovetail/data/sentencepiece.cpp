@@ -15,10 +15,17 @@ namespace {
 class SentencePieceTokenizer : public Tokenizer {
  public:
   SentencePieceTokenizer(std::string model, const std::string& name) : model_(std::move(model)) {
-    const auto status = processor_.LoadFromSerializedProto(model_);
-    if (!status.ok())
-      throw UserError(fmt::format("not a SentencePiece model: {}", status.error_message()),
+    const auto refuse = [&](std::string_view reason) {
+      throw UserError(fmt::format("not a SentencePiece model: {}", reason),
                       "give a .model file of SentencePiece or a Hugging Face tokenizer.json", name);
+    };
+    sentencepiece::util::Status status;
+    try {
+      status = processor_.LoadFromSerializedProto(model_);
+    } catch (const std::exception&) {  // the library's index of pieces ends a key at NUL
+      refuse("its pieces cannot be indexed; one may begin with NUL");
+    }
+    if (!status.ok()) refuse(status.error_message());
   }
 
   std::vector<int32_t> encode(std::string_view text) const override {

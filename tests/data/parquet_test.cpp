@@ -96,6 +96,21 @@ TEST(ParquetErrors, DamageIsTheUsersErrorNotACrash) {
                                  HasSubstr("damaged.parquet"), Not(HasSubstr("hrift")), Not(HasSubstr("Exception"))));
 }
 
+TEST(ParquetErrors, AnyByteOfTheFooterIsReadOrRefused) {
+  const TemporaryFolder folder;
+  const std::string whole = read_file(fixture("string.parquet"));
+  int refused = 0;
+  for (size_t i = whole.size() - 2042; i < whole.size(); ++i)
+    for (const int flip : {1, 2}) {
+      std::string damaged = whole;
+      damaged[i] = static_cast<char>(damaged[i] ^ flip);
+      std::string said;
+      ASSERT_NO_THROW(said = refusal(folder.write("damaged.parquet", damaged), "text")) << i << " " << flip;
+      refused += said != "accepted";
+    }
+  EXPECT_GT(refused, 0);
+}
+
 TEST(ParquetErrors, ACodeBeyondItsDictionaryIsDamage) {
   const TemporaryFolder folder;
   const std::string whole = read_file(fixture("dictionary.parquet"));

@@ -64,5 +64,13 @@ TEST(SentencePieceFuzz, ModelsAreReadOrRefused) {
   });
 }
 
+TEST(SentencePieceFuzz, APieceThatBeginsWithNulIsRefused) {
+  const std::string model =
+      read_file(std::filesystem::path(std::getenv("DOVETAIL_TEST_DATA")) / "tokenizers" / "sp_unigram.model");
+  // A field of pieces: message of 8 bytes, piece of one NUL, score 0.
+  const std::string piece("\x0a\x08\x0a\x01\x00\x15\x00\x00\x00\x00", 10);
+  EXPECT_THROW(sentencepiece_tokenizer(model + piece, "nul.model"), UserError);
+}
+
 }  // namespace
 }  // namespace dovetail::tokenizer_fuzz_test

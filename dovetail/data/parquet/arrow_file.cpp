@@ -64,13 +64,15 @@ std::vector<int> ArrowFile::leaves(int field) const {
 }
 
 void ArrowFile::check_values(int64_t group, const std::vector<int>& leaves) const {
-  const auto of_group = metadata().RowGroup(static_cast<int>(group));
-  for (const int leaf : leaves) {
-    const int64_t values = of_group->ColumnChunk(leaf)->num_values(), rows = of_group->num_rows();
-    const bool repeated = metadata().schema()->Column(leaf)->max_repetition_level() > 0;
-    if (values < rows || (values > rows && !repeated))
-      refuse(fmt::format("column {} has {} values in row group {} of {} rows", leaf, values, group, rows));
-  }
+  guarded([&] {
+    const auto of_group = metadata().RowGroup(static_cast<int>(group));
+    for (const int leaf : leaves) {
+      const int64_t values = of_group->ColumnChunk(leaf)->num_values(), rows = of_group->num_rows();
+      const bool repeated = metadata().schema()->Column(leaf)->max_repetition_level() > 0;
+      if (values < rows || (values > rows && !repeated))
+        refuse(fmt::format("column {} has {} values in row group {} of {} rows", leaf, values, group, rows));
+    }
+  });
 }
 
 std::shared_ptr<arrow::Table> ArrowFile::read(int64_t group, const std::vector<int>& leaves) const {
