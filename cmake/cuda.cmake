@@ -24,8 +24,12 @@ target_include_directories(dovetail_cuda PRIVATE ${CMAKE_SOURCE_DIR} ${CUDAToolk
 target_compile_options(dovetail_cuda PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unused-parameter>)
 target_include_directories(dovetail_cuda SYSTEM PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${TORCH_DIR}/include>)
 target_link_directories(dovetail_cuda PRIVATE ${TORCH_DIR}/lib)
-target_link_libraries(dovetail_cuda PRIVATE torch_cpu c10 c10_cuda)
-# A CUDA toolkit may come without it. At run time it is torch's own: one library of that name is loaded already.
+# A module may have undefined symbols, which only a machine with a GPU would report: here each must be found.
+target_link_options(dovetail_cuda PRIVATE -Wl,--no-undefined)
+target_link_libraries(dovetail_cuda PRIVATE $<LINK_ONLY:dovetail_mx> $<LINK_ONLY:dovetail_ops> $<LINK_ONLY:dovetail_base>
+                      torch_cpu c10 c10_cuda)
+# A CUDA toolkit may come without them. At run time they are torch's own.
+set_property(TARGET dovetail_cuda APPEND PROPERTY BUILD_RPATH ${SITE_PACKAGES}/nvidia/cu13/lib)
 if(TARGET CUDA::cublasLt)
   target_link_libraries(dovetail_cuda PRIVATE CUDA::cublasLt)
   target_compile_definitions(dovetail_cuda PRIVATE DOVETAIL_CUBLASLT)

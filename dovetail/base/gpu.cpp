@@ -31,13 +31,20 @@ std::string load_gpu() {
     // Found through this library's own search path, which holds torch's folder.
     if (dlopen(kTorchCuda, RTLD_NOW | RTLD_GLOBAL) == nullptr)
       return fmt::format("{} does not load: {}", kTorchCuda, dlerror());
-    return at::globalContext().hasCUDA() ? std::string()
-                                         : std::string(
-                                               "torch's CUDA library finds no GPU that it can use: is the "
-                                               "driver older than it needs, or CUDA_VISIBLE_DEVICES empty?");
+    if (!at::globalContext().hasCUDA())
+      return std::string(
+          "torch's CUDA library finds no GPU that it can use: is the driver older than it needs, or "
+          "CUDA_VISIBLE_DEVICES empty?");
+    // The allocator has no statistics of a device before torch's context exists.
+    at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
+    return std::string();
   }();
   return reason;
 }
+
+int count_gpus() { return at::accelerator::deviceCount(); }
+
+void use_gpu(int index) { at::accelerator::setDeviceIndex(static_cast<c10::DeviceIndex>(index)); }
 
 GpuMemory gpu_memory() {
   const c10::DeviceIndex device = at::accelerator::getDeviceIndex();

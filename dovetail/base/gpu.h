@@ -13,6 +13,11 @@ int count_gpu_device_files();
 /// Call before any other use of torch's CUDA interface: torch looks for its CUDA library only once.
 std::string load_gpu();
 
+/// GPUs that this process can use, after `load_gpu` returned an empty text.
+int count_gpus();
+/// Makes GPU `index` (from 0) the current one of this thread.
+void use_gpu(int index);
+
 /// Memory of the GPU in use, after `load_gpu` returned an empty text. The peak is that of the caching allocator's
 /// allocated bytes since the last reset.
 struct GpuMemory {

@@ -22,7 +22,7 @@ namespace dovetail {
 namespace {
 
 void check_tensor(const at::Tensor& tensor, const char* call) {
-  DOVETAIL_CHECK(tensor.device().is_cpu(), "{}: a tensor on {} needs NCCL", call, tensor.device().str());
+  DOVETAIL_CHECK(tensor.is_cpu() || tensor.is_cuda(), "{}: a tensor on {}", call, tensor.device().str());
   DOVETAIL_CHECK(tensor.is_contiguous(), "{}: the tensor is not contiguous", call);
 }
 

@@ -103,9 +103,6 @@ std::string optional(const char* name, const char* fallback) {
 void check_options(const GroupOptions& options) {
   user_check(options.timeout_s > 0 && options.timeout_s < 1e6, "timeout_s is {}, not a positive number of seconds",
              options.timeout_s);
-  if (options.cuda)
-    throw UserError("ranks on GPUs need NCCL, and this build of Dovetail has no CUDA communication",
-                    "run on one GPU without torchrun, or on CPUs with run.device = \"cpu\"");
 }
 
 int64_t restart_count() {

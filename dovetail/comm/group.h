@@ -14,7 +14,8 @@ namespace dovetail {
 /// The ranks of a job. One process has one world; a job of one rank needs no network and every call returns at once.
 ///
 /// All ranks must make the same calls in the same order, with tensors of the same shape and dtype; a group is used by
-/// one thread. Tensors are contiguous and on the group's device (InternalError otherwise). When a rank dies or stays
+/// one thread. Tensors are contiguous and on the CPU or this rank's GPU (InternalError otherwise); work on a GPU's tensor
+/// follows what torch's current stream holds, and `wait` makes that stream wait. When a rank dies or stays
 /// silent for `timeout_s`, every other rank throws CommError naming the call and the rank that is missing: within
 /// milliseconds of each other, since whoever notices first closes its connections. The group is then unusable, and
 /// every later call throws again. Making a group of several ranks sets SIGPIPE to ignored where it has its default
@@ -80,7 +81,6 @@ class CommError : public std::runtime_error {
 
 struct GroupOptions {
   double timeout_s = 60;  ///< for connecting, and for each call from when all of its local predecessors are done
-  bool cuda = false;      ///< NCCL for CUDA tensors: refused with UserError by a build without CUDA
 };
 
 /// The world as torchrun describes it (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT); a group

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <atomic>
 #include <vector>
 
 #include "dovetail/base/error.h"
@@ -20,20 +21,23 @@ void check_tensor(const char* name, const at::Tensor& x, int64_t size, at::Scala
              device.is_cpu() ? "the CPU" : device.str(), describe(x));
 }
 
-/// What is wrong with one feature, looked for once it is known that something is.
-void throw_first(const Jagged& batch, int64_t feature, int64_t rows) {
-  const int64_t* offsets = batch.offsets.const_data_ptr<int64_t>() + feature * batch.samples;
+/// Names the first fault of a batch that has one. All offsets come before any id: a wrong offset gives a bag ids of
+/// another feature.
+void throw_first(const Jagged& batch, at::ArrayRef<int64_t> rows) {
+  const int64_t* offsets = batch.offsets.const_data_ptr<int64_t>();
   const int64_t* values = batch.values.const_data_ptr<int64_t>();
-  for (int64_t sample = 0; sample < batch.samples; ++sample) {
-    user_check(
-        offsets[sample] <= offsets[sample + 1] && offsets[sample] >= 0 && offsets[sample + 1] <= batch.values.size(0),
-        "embedding: the bag of feature {}, sample {} goes from {} to {}, but offsets must ascend from 0 to the number "
-        "of ids, {}",
-        feature, sample, offsets[sample], offsets[sample + 1], batch.values.size(0));
-    for (int64_t i = offsets[sample]; i < offsets[sample + 1]; ++i)
-      user_check(values[i] >= 0 && values[i] < rows,
+  const int64_t ids = batch.values.size(0), bags = batch.features * batch.samples;
+  for (int64_t bag = 0; bag < bags; ++bag)
+    user_check(offsets[bag] <= offsets[bag + 1] && offsets[bag] >= 0 && offsets[bag + 1] <= ids,
+               "embedding: the bag of feature {}, sample {} goes from {} to {}, but offsets must ascend from 0 to the "
+               "number of ids, {}",
+               bag / batch.samples, bag % batch.samples, offsets[bag], offsets[bag + 1], ids);
+  for (int64_t bag = 0; bag < bags; ++bag) {
+    const int64_t feature = bag / batch.samples, limit = rows[static_cast<size_t>(feature)];
+    for (int64_t i = offsets[bag]; limit != kAnyKey && i < offsets[bag + 1]; ++i)
+      user_check(values[i] >= 0 && values[i] < limit,
                  "embedding: id {} of feature {}, sample {} is outside of its table, which has {} rows", values[i],
-                 feature, sample, rows);
+                 feature, bag % batch.samples, limit);
   }
 }
 
@@ -103,12 +107,12 @@ void check_jagged(const Jagged& batch, at::ArrayRef<int64_t> rows, at::Device de
   user_check(offsets[0] == 0 && last == batch.values.numel(),
              "embedding: offsets must go from 0 to the number of ids, {}, but go from {} to {}", batch.values.numel(),
              offsets[0], last);
+  std::atomic<bool> good = true;
   parallel_pieces(batch.features, 4, [&](int64_t begin, int64_t end) {
-    for (int64_t f = begin; f < end; ++f) {
-      const int64_t limit = rows[static_cast<size_t>(f)];
-      if (!feature_is_good(batch, f, limit)) throw_first(batch, f, limit);
-    }
+    for (int64_t f = begin; f < end; ++f)
+      if (!feature_is_good(batch, f, rows[static_cast<size_t>(f)])) good = false;
   });
+  if (!good) throw_first(batch, rows);
 }
 
 Jagged samples_of(const Jagged& batch, int64_t first, int64_t count) {

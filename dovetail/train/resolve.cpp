@@ -27,7 +27,8 @@
 namespace dovetail {
 namespace {
 
-at::Device resolve_device(const RunConfig& config, const Group& group) {
+/// The device of this rank. All ranks together.
+at::Device resolve_device(const RunConfig& config, Group& group) {
   const std::string& device = config.run.device;
   if (device == "cpu") return at::kCPU;
   const bool routes = config.model.moe.experts > 0;
@@ -37,14 +38,19 @@ at::Device resolve_device(const RunConfig& config, const Group& group) {
                            : "recommender.model: tables are on the CPU only, but run.device is a GPU",
                     "use run.device = \"cpu\"");
   }
-  if (device == "auto" && group.size() > 1) return at::kCPU;  // Gloo is the one way between ranks
   const std::string reason = load_gpu();
-  if (reason.empty()) return {at::kCUDA, 0};
-  if (device == "cuda") {
+  const Neighbours neighbours = neighbours_of(group);
+  if (device == "auto") {
+    // Ranks that share a GPU are slower than one rank on it: either each rank has a GPU of its own, or all use the CPU.
+    const bool own = reason.empty() && neighbours.size <= count_gpus();
+    if (sum_over_ranks(group, {own ? 1.0 : 0.0})[0] < group.size()) return at::kCPU;
+  }
+  if (!reason.empty())
     throw UserError("run.device = \"cuda\", but " + reason,
                     "use run.device = \"cpu\" or \"auto\"; `dovetail doctor` says what is missing");
-  }
-  return at::kCPU;
+  const int index = neighbours.rank % count_gpus();
+  use_gpu(index);
+  return {at::kCUDA, static_cast<at::DeviceIndex>(index)};
 }
 
 /// Text to shards, shown as a line on a terminal and as one line at the end.
@@ -134,7 +140,7 @@ void resolve_load_scope(RunConfig& config, const std::string& asked) {
 }
 
 /// Where the run lies and what of the machine and of each step is this rank's.
-ResolvedRun place_run(const RunConfig& config, const Group& group) {
+ResolvedRun place_run(const RunConfig& config, Group& group) {
   ResolvedRun run;
   run.config = config;
   run.config.run.folder = config.folder().string();

@@ -127,7 +127,7 @@ void say_why_not_the_gpu(const ResolvedRun& run, int ranks) {
   if (run.config.run.device != "auto" || run.device.is_cuda() || count_gpu_device_files() == 0) return;
   const char* reason = run.config.model.moe.experts > 0 ? "experts run on the CPU only (model.moe)"
                        : run.config.recommends()        ? "recommenders run on the CPU only"
-                       : ranks > 1                      ? "several ranks run on CPUs only"
+                       : ranks > 1                      ? "its ranks are more than its GPUs"
                                                         : "it cannot be used; `dovetail doctor` says why";
   log_info("device: cpu, although this machine has a GPU: {}", reason);
 }

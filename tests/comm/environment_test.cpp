@@ -71,7 +71,7 @@ class Environment : public ::testing::Test {
 TEST_F(Environment, WithoutRankOrWithOneRankThereIsNoNetwork) {
   EXPECT_EQ(error_with({}), "");
   EXPECT_EQ(error_with({{"WORLD_SIZE", "1"}}), "");
-  EXPECT_EQ(error_with({{"RANK", "0"}, {"WORLD_SIZE", "1"}}, {.cuda = true}), "");
+  EXPECT_EQ(error_with({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), "");
   const auto world = world_from_environment();
   EXPECT_EQ(world->rank(), 0);
   EXPECT_EQ(world->size(), 1);
@@ -99,7 +99,6 @@ TEST_F(Environment, NamesTheVariableThatIsMissingOrWrong) {
 TEST_F(Environment, RefusesWhatItCannotDo) {
   const std::map<std::string, std::string> good = {
       {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}};
-  EXPECT_THAT(error_with(good, {.cuda = true}), HasSubstr("NCCL"));
   EXPECT_THAT(error_with(good, {.timeout_s = 0}), HasSubstr("timeout_s"));
 }
 

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <string>
 #include <vector>
 
 #include "dovetail/base/gpu.h"
@@ -92,7 +94,10 @@ TEST_F(CudaDispatch, RowsGoThereAndBackAsOnTheCpu) {
           const auto cpu = there_and_back(c, width, dtype, at::kCPU, capacity),
                      gpu = there_and_back(c, width, dtype, at::kCUDA, capacity);
           EXPECT_TRUE(at::equal(gpu[0], cpu[0]));
-          for (size_t i = 1; i < gpu.size(); ++i) expect_close(gpu[i], cpu[i], tolerance, kNames[i]);
+          // A weight's gradient sums `width` products, each rounded once: errors grow as the root of their number.
+          const double of_sums = tolerance * std::sqrt(static_cast<double>(width));
+          for (size_t i = 1; i < gpu.size(); ++i)
+            expect_close(gpu[i], cpu[i], i == 3 ? of_sums : tolerance, kNames[i]);
         }
       }
     }

@@ -115,8 +115,10 @@ TEST_F(CudaExperts, FeedForwardsAreThoseOfTheCpu) {
           for (const auto& [dtype, tolerance] : kPrecisions) {
             SCOPED_TRACE(std::to_string(routing.expert.size(0)) + " tokens, " + activation + (pad ? ", padded " : " ") +
                          c10::toString(dtype));
+            // Squaring doubles the relative error of what it is given.
             expect_all_close(run_experts(routing, widths, activation, pad, dtype, at::kCUDA),
-                             run_experts(routing, widths, activation, pad, dtype, at::kCPU), tolerance);
+                             run_experts(routing, widths, activation, pad, dtype, at::kCPU),
+                             std::string(activation) == "relu2" ? 2 * tolerance : tolerance);
           }
         }
       }

@@ -2,8 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <mutex>
+
 #include "dovetail/base/gpu.h"
 #include "dovetail/train/trainer.h"
+#include "tests/comm/ranks.h"
 #include "tests/train/tiny_run.h"
 
 namespace dovetail::cuda_test {
@@ -31,6 +34,24 @@ TEST(Cuda, TrainsToTheLossOfTheCpu) {
     }
   }
   EXPECT_GT(gpu_memory().peak_bytes, 0u);
+}
+
+/// Ranks that share a GPU exchange their gradients through Gloo.
+TEST(Cuda, TwoRanksOnOneCardTrainToTheLossOfOne) {
+  if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+  const test::TinyRun run;
+  const auto losses_of = [&](int ranks) {
+    RunConfig config = run.config(fmt::format("ranks-{}", ranks));
+    config.run.device = "cuda";
+    config.train.bucket_bytes = 65536;  // several buckets a step
+    expect_all_succeed(ranks, [&](std::shared_ptr<Group> group) { train(config, std::move(group), {.quiet = true}); });
+    std::vector<double> losses;
+    for (const auto& line : run.metrics(config.run.name)) losses.push_back(line["loss"]);
+    return losses;
+  };
+  const std::vector<double> expected = losses_of(1);
+  EXPECT_EQ(expected.size(), 12u);
+  EXPECT_THAT(losses_of(2), ::testing::Pointwise(::testing::DoubleNear(1e-5), expected));
 }
 
 }  // namespace

@@ -16,14 +16,14 @@ namespace dovetail::embedding::cuda {
 namespace {
 
 /// A thread a bag, by the order of the input, in which a feature's bags follow one another.
-__global__ void count_ids(CudaGradient part, int64_t features, uint32_t* bag_counts) {
+__global__ void __launch_bounds__(kThreads) count_ids(CudaGradient part, int64_t features, uint32_t* bag_counts) {
   const int64_t input = int64_t{blockIdx.x} * kThreads + threadIdx.x, samples = part.batch.samples;
   if (input >= features * samples) return;
   bag_counts[part.first_bag + input % samples * features + input / samples] =
       static_cast<uint32_t>(part.batch.offsets[input + 1] - part.batch.offsets[input]);
 }
 
-__global__ void list_ids(CudaGradient part, CudaPack pack, const uint32_t* bag_begins, uint32_t* keys,
+__global__ void __launch_bounds__(kThreads) list_ids(CudaGradient part, CudaPack pack, const uint32_t* bag_begins, uint32_t* keys,
                          CudaOccurrence* occurrences) {
   const int64_t input = int64_t{blockIdx.x} * kThreads + threadIdx.x, samples = part.batch.samples;
   if (input >= pack.num_features * samples) return;

@@ -6,7 +6,7 @@
 namespace dovetail::embedding::cuda {
 namespace {
 
-__global__ void check_kernel(CudaCheckProblem p) {
+__global__ void __launch_bounds__(kThreads) check_kernel(CudaCheckProblem p) {
   const int64_t bag = int64_t{blockIdx.x} * kThreads + threadIdx.x, bags = p.features * p.batch.samples;
   if (bag > bags) return;
   const int64_t begin = p.batch.offsets[bag];
@@ -23,7 +23,7 @@ __global__ void check_kernel(CudaCheckProblem p) {
 
 /// A team of lanes a bag.
 template <class Row, int kVectors>
-__global__ void pool_kernel(CudaPoolProblem p, int lanes, bool aligned) {
+__global__ void __launch_bounds__(kThreads) pool_kernel(CudaPoolProblem p, int lanes, bool aligned) {
   const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x, bag = thread / lanes;
   if (bag >= p.pack.num_features * p.batch.samples) return;
   const int lane = static_cast<int>(thread % lanes);

@@ -155,7 +155,7 @@ __device__ int64_t row_end(const CudaUpdateProblem& p, uint32_t row, uint32_t ro
 
 /// A team a row; those of many occurrences are left to the next kernel.
 template <class Row, int kVectors>
-__global__ void update_kernel(CudaUpdateProblem p, int lanes) {
+__global__ void __launch_bounds__(kThreads) update_kernel(CudaUpdateProblem p, int lanes) {
   const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x, teams = int64_t{gridDim.x} * kThreads / lanes;
   const int lane = static_cast<int>(thread % lanes);
   const uint32_t rows = p.counts[0];
@@ -176,7 +176,7 @@ __global__ void update_kernel(CudaUpdateProblem p, int lanes) {
 /// A block of kCudaParts teams a row, each with a part of its occurrences. The order of long_rows changes from run to
 /// run, but each row is a block's own.
 template <class Row, int kVectors>
-__global__ void update_long_kernel(CudaUpdateProblem p, int lanes) {
+__global__ void __launch_bounds__(kCudaParts * 32) update_long_kernel(CudaUpdateProblem p, int lanes) {
   __shared__ float4 partial[kCudaParts * 32];  // (kCudaParts, lanes), of a vector at a time
   const int team = static_cast<int>(threadIdx.x) / lanes, lane = static_cast<int>(threadIdx.x) % lanes;
   const uint32_t rows = p.counts[0], long_rows = p.counts[1];

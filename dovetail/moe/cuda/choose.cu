@@ -48,7 +48,7 @@ __device__ bool in_groups(const ChooseProblem& p, int64_t row, int64_t column) {
 
 /// Round by round a warp finds the entry behind the last one that stands before all others.
 template <class T>
-__global__ void choose_kernel(ChooseProblem p) {
+__global__ void __launch_bounds__(kThreads) choose_kernel(ChooseProblem p) {
   const int64_t row = int64_t{blockIdx.x} * kRowsAtOnce + threadIdx.y;
   if (row >= p.rows) return;
   const T* scores = static_cast<const T*>(p.scores) + row * p.columns;
@@ -66,7 +66,7 @@ __global__ void choose_kernel(ChooseProblem p) {
 }
 
 template <class T>
-__global__ void score_groups_kernel(GroupScoreProblem p) {
+__global__ void __launch_bounds__(kThreads) score_groups_kernel(GroupScoreProblem p) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= p.rows * p.groups) return;
   const int64_t row = i / p.groups, first = i % p.groups * p.group_size;

@@ -13,7 +13,7 @@ using dovetail::cuda::with_storage;
 constexpr int kThreads = 128;  // a row is one block's
 
 template <class T>
-__global__ void gather_kernel(PlacedRowsProblem problem) {
+__global__ void __launch_bounds__(kThreads) gather_kernel(PlacedRowsProblem problem) {
   const GatherRowsProblem& p = problem.rows;
   const int64_t i = blockIdx.x, place = problem.place == nullptr ? i : problem.place[i];
   const T* x = static_cast<const T*>(p.x) + p.row[i] * p.width;
@@ -32,7 +32,7 @@ __global__ void gather_kernel(PlacedRowsProblem problem) {
 }
 
 template <class T>
-__global__ void sum_kernel(SumRowsProblem p) {
+__global__ void __launch_bounds__(kThreads) sum_kernel(SumRowsProblem p) {
   const int64_t token = blockIdx.x;
   const int32_t* rows = p.row + token * p.k;
   for (int64_t column = threadIdx.x; column < p.width; column += kThreads) {

@@ -12,7 +12,7 @@ __device__ int32_t key_of(const SlotProblem& p, int64_t choice) {
 }
 
 /// A choice's slot as if its tile were the first, and how many each tile takes.
-__global__ void rank_in_tiles(SlotProblem p) {
+__global__ void __launch_bounds__(kSlotTile) rank_in_tiles(SlotProblem p) {
   __shared__ int32_t keys[kSlotTile];
   const int64_t first = int64_t{blockIdx.x} * kSlotTile, left = p.sequence.size() - first;
   const int size = left < kSlotTile ? static_cast<int>(left) : kSlotTile, i = static_cast<int>(threadIdx.x);
@@ -31,7 +31,7 @@ __global__ void rank_in_tiles(SlotProblem p) {
 }
 
 /// Each expert's counts of tiles become those of the tiles before; one block an expert.
-__global__ void sum_tiles(SlotProblem p) {
+__global__ void __launch_bounds__(kThreads) sum_tiles(SlotProblem p) {
   __shared__ int64_t sums[kThreads];
   const int64_t expert = blockIdx.x, tiles = slot_tiles(p.sequence.size());
   const int thread = static_cast<int>(threadIdx.x);
@@ -54,7 +54,7 @@ __global__ void sum_tiles(SlotProblem p) {
   if (thread == 0) p.count[expert] = before;
 }
 
-__global__ void finish_slots(SlotProblem p) {
+__global__ void __launch_bounds__(kSlotTile) finish_slots(SlotProblem p) {
   const int64_t i = int64_t{blockIdx.x} * kSlotTile + threadIdx.x;
   if (i >= p.sequence.size()) return;
   const int64_t choice = p.sequence.choice(i);
@@ -66,7 +66,7 @@ __global__ void finish_slots(SlotProblem p) {
   p.slot[choice] = drawn || (p.capacity >= 0 && slot >= p.capacity) ? kDropped : slot;
 }
 
-__global__ void sort_rows_kernel(RowsProblem p) {
+__global__ void __launch_bounds__(kThreads) sort_rows_kernel(RowsProblem p) {
   const int64_t choice = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (choice >= p.choices) return;
   if (p.rank[choice] < 0) {
