@@ -114,8 +114,7 @@ std::optional<Validation> Training::evaluate() {
   return validate(*model_, store(), *group_,
                   {.context = config().model.context,
                    .batch = run_.micro_batch,
-                   .max_tokens = complete() ? 0 : config().eval.max_tokens,
-                   .device = run_.device});
+                   .max_tokens = complete() ? 0 : config().eval.max_tokens});
 }
 
 bool Training::quantization_report_due(int64_t step) const {

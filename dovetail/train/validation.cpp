@@ -15,12 +15,16 @@ namespace {
 /// Window w of `count` chosen out of `windows`, evenly spread; all of them when count == windows.
 int64_t chosen_window(int64_t w, int64_t count, int64_t windows) { return w * windows / count; }
 
+/// Sums over batches; that of the losses stays on the model's device, so that no batch waits for the one before it.
 struct Sums {
-  double nats = 0, tokens = 0;
+  at::Tensor nats;  ///< float64 scalar; undefined before the first batch
+  double tokens = 0;
 
-  void add(GPT& model, const at::Tensor& tokens_bt, at::Device device) {
-    const LossSum loss = model.loss(tokens_bt.to(device));
-    nats += loss.sum.item<double>();
+  /// tokens_bt on the CPU.
+  void add(GPT& model, const at::Tensor& tokens_bt) {
+    const LossSum loss = model.loss(tokens_bt);
+    const at::Tensor sum = loss.sum.to(at::kDouble);
+    nats = nats.defined() ? nats + sum : sum;
     tokens += static_cast<double>(loss.weight);
   }
 };
@@ -56,7 +60,7 @@ std::optional<Validation> validate(GPT& model, const TokenStore& store, Group& g
       store.read(Split::kValidation, chosen_window(first + i, count, windows) * length, length + 1,
                  tokens_bt.data_ptr<int64_t>() + i * (length + 1));
     }
-    if (size > 0 || together) sums.add(model, tokens_bt, options.device);
+    if (size > 0 || together) sums.add(model, tokens_bt);
   };
   const int64_t begin = group.rank() * count / group.size(), end = (group.rank() + 1) * count / group.size();
   const int64_t most = (count + group.size() - 1) / group.size();
@@ -68,10 +72,11 @@ std::optional<Validation> validate(GPT& model, const TokenStore& store, Group& g
     const bool last = group.rank() == group.size() - 1;
     at::Tensor tokens_bt = at::empty({last ? 1 : 0, rest + 1}, at::kLong);
     if (last) store.read(Split::kValidation, windows * length, rest + 1, tokens_bt.data_ptr<int64_t>());
-    if (last || together) sums.add(model, tokens_bt, options.device);
+    if (last || together) sums.add(model, tokens_bt);
   }
 
-  const std::vector<double> total = sum_over_ranks(group, {sums.nats, sums.tokens});
+  const double nats = sums.nats.defined() ? sums.nats.item<double>() : 0.0;
+  const std::vector<double> total = sum_over_ranks(group, {nats, sums.tokens});
   const double loss = total[0] / total[1];
   const double tokens_per_byte = static_cast<double>(store.num_tokens(Split::kValidation)) /
                                  static_cast<double>(std::max<uint64_t>(1, store.num_bytes(Split::kValidation)));

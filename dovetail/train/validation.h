@@ -32,7 +32,6 @@ struct ValidationOptions {
   int64_t context = 128;   ///< T: windows of T predicted tokens side by side, none predicted twice
   int64_t batch = 1;       ///< windows at once on a rank
   int64_t max_tokens = 0;  ///< evenly spread windows of about this many tokens; 0: every token but the first
-  at::Device device = at::kCPU;
 };
 
 /// Logs that the loss flatters a model whose experts are chosen by later tokens. Once a process, by the caller.
