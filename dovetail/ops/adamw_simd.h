@@ -27,6 +27,13 @@ struct AdamWScalars {
 /// On the calling thread.
 void adamw_span(const AdamWSpan& span, const AdamWScalars& scalars);
 
+/// A run of elements whose squares are summed.
+struct SquaresPiece {
+  const void* data;
+  Storage storage;
+  int64_t count;
+};
+
 /// Sum of squares of `count` elements in float64, on the calling thread.
 double sum_of_squares_span(const void* x, Storage storage, int64_t count);
 

@@ -4,6 +4,8 @@
 #include <span>
 
 #include "dovetail/ops/activation_simd.h"
+#include "dovetail/ops/adamw_simd.h"
+#include "dovetail/ops/cross_entropy_simd.h"
 #include "dovetail/ops/norm_simd.h"
 
 namespace dovetail {
@@ -32,6 +34,12 @@ struct CudaKernels {
   /// By cuBLAS, in one call, sums in float32; the results do not overlap. In bfloat16 all operands lie on 16 bytes.
   /// Null where the library was made without cuBLAS 12.5 or later.
   void (*grouped_products)(Storage storage, std::span<const GroupedProduct> products);
+
+  void (*adamw)(std::span<const AdamWSpan> spans, const AdamWScalars& scalars);
+  /// sums[i] becomes the sum of squares of piece i.
+  void (*squares)(std::span<const SquaresPiece> pieces, double* sums);
+  /// At least one row. A target outside of the vocabulary makes the loss of its row NaN.
+  void (*cross_entropy)(const CrossEntropyProblem& problem);
 };
 
 /// Null in a build without nvcc, whose operations on a GPU are composed of ATen's; `dovetail doctor` says which it is.

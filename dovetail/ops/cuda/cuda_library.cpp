@@ -37,6 +37,21 @@ void activation_backward_on_stream(const ActivationProblem& problem, const void*
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
+void adamw_on_stream(std::span<const AdamWSpan> spans, const AdamWScalars& scalars) {
+  cuda::adamw(spans, scalars, stream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+void squares_on_stream(std::span<const SquaresPiece> pieces, double* sums) {
+  cuda::squares(pieces, sums, stream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+void cross_entropy_on_stream(const CrossEntropyProblem& problem) {
+  cuda::cross_entropy(problem, stream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
 }  // namespace
 }  // namespace dovetail
 
@@ -45,6 +60,9 @@ extern "C" const dovetail::CudaKernels* dovetail_cuda_kernels() {
                                                 .norm_backward = dovetail::norm_backward_on_stream,
                                                 .activation_forward = dovetail::activation_forward_on_stream,
                                                 .activation_backward = dovetail::activation_backward_on_stream,
-                                                .grouped_products = dovetail::cuda::grouped_gemm()};
+                                                .grouped_products = dovetail::cuda::grouped_gemm(),
+                                                .adamw = dovetail::adamw_on_stream,
+                                                .squares = dovetail::squares_on_stream,
+                                                .cross_entropy = dovetail::cross_entropy_on_stream};
   return &kernels;
 }

@@ -2,7 +2,11 @@
 
 #include <cuda_runtime_api.h>
 
+#include <span>
+
 #include "dovetail/ops/activation_simd.h"
+#include "dovetail/ops/adamw_simd.h"
+#include "dovetail/ops/cross_entropy_simd.h"
 #include "dovetail/ops/norm_simd.h"
 
 /// Launchers of the kernels, which see neither ATen nor torch's streams: a .cu file with ATen takes 39 s to compile.
@@ -19,5 +23,9 @@ void norm_weight_gradient(const NormProblem& problem, const void* dy, float* par
 
 void activation_forward(const ActivationProblem& problem, void* y, cudaStream_t stream);
 void activation_backward(const ActivationProblem& problem, const void* dy, void* dx, cudaStream_t stream);
+
+void adamw(std::span<const AdamWSpan> spans, const AdamWScalars& scalars, cudaStream_t stream);
+void squares(std::span<const SquaresPiece> pieces, double* sums, cudaStream_t stream);
+void cross_entropy(const CrossEntropyProblem& problem, cudaStream_t stream);
 
 }  // namespace dovetail::cuda
