@@ -11,6 +11,7 @@
 #include "dovetail/base/parallel.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/adamw_simd.h"
+#include "dovetail/ops/cuda_kernels.h"
 #include "dovetail/ops/dispatch.h"
 
 namespace dovetail {
@@ -85,29 +86,56 @@ void step_by_kernel(const std::vector<AdamWTensor>& tensors, const AdamWOptions&
                              .inverse_correction = static_cast<float>(1 / std::sqrt(correction2)),
                              .rest1 = static_cast<float>(1 - o.beta1),
                              .rest2 = static_cast<float>(1 - o.beta2)};
-  const std::vector<Piece> pieces = cut(gradients);
-  parallel_pieces(static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const Piece& piece = pieces[static_cast<size_t>(i)];
-      const AdamWTensor& t = tensors[piece.tensor];
-      adamw_span({.parameter = t.parameter.mutable_data_ptr<float>() + piece.begin,
-                  .gradient = element(gradients[piece.tensor], piece.begin),
-                  .gradient_storage = storage_of(t.gradient),
-                  .m = t.m.mutable_data_ptr<float>() + piece.begin,
-                  .v = t.v.mutable_data_ptr<float>() + piece.begin,
-                  .compute_copy = t.compute_copy.defined()
-                                      ? static_cast<uint16_t*>(t.compute_copy.mutable_data_ptr()) + piece.begin
-                                      : nullptr,
-                  .count = piece.count,
-                  .decay = static_cast<float>(1 - o.lr * t.weight_decay)},
-                 scalars);
+  const auto span_of = [&](const Piece& piece) {
+    const AdamWTensor& t = tensors[piece.tensor];
+    return AdamWSpan{.parameter = t.parameter.mutable_data_ptr<float>() + piece.begin,
+                     .gradient = element(gradients[piece.tensor], piece.begin),
+                     .gradient_storage = storage_of(t.gradient),
+                     .m = t.m.mutable_data_ptr<float>() + piece.begin,
+                     .v = t.v.mutable_data_ptr<float>() + piece.begin,
+                     .compute_copy = t.compute_copy.defined()
+                                         ? static_cast<uint16_t*>(t.compute_copy.mutable_data_ptr()) + piece.begin
+                                         : nullptr,
+                     .count = piece.count,
+                     .decay = static_cast<float>(1 - o.lr * t.weight_decay)};
+  };
+  std::vector<AdamWSpan> on_gpu;  // whole tensors: the launch shares their elements out
+  std::vector<Piece> pieces;
+  for (const Piece& piece : cut(gradients)) {
+    const at::Tensor& gradient = gradients[piece.tensor];
+    if (!gradient.is_cuda()) {
+      pieces.push_back(piece);
+    } else if (piece.begin == 0) {
+      on_gpu.push_back(span_of({piece.tensor, 0, gradient.numel()}));
     }
+  }
+  if (!on_gpu.empty()) cuda_kernels()->adamw(on_gpu, scalars);
+  parallel_pieces(static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) adamw_span(span_of(pieces[static_cast<size_t>(i)]), scalars);
   });
   // Autograd learns from its version that a weight which it has saved is another now.
   for (const AdamWTensor& t : tensors) {
     t.parameter.unsafeGetTensorImpl()->bump_version();
     if (t.compute_copy.defined()) t.compute_copy.unsafeGetTensorImpl()->bump_version();
   }
+}
+
+/// Nothing waits for the GPU here.
+at::Tensor squares_on_gpu(const std::vector<at::Tensor>& contiguous) {
+  const auto has_kernel = [](const at::Tensor& t) { return use_kernel(Kernel::kAdamW, t); };
+  if (!std::all_of(contiguous.begin(), contiguous.end(), has_kernel)) {
+    std::vector<at::Tensor> sums;
+    for (const at::Tensor& t : contiguous) sums.push_back(t.to(at::kDouble).square().sum());
+    return at::stack(sums);
+  }
+  std::vector<SquaresPiece> pieces;
+  for (const Piece& piece : cut(contiguous)) {
+    const at::Tensor& t = contiguous[piece.tensor];
+    pieces.push_back({element(t, piece.begin), storage_of(t), piece.count});
+  }
+  at::Tensor sums = at::empty({static_cast<int64_t>(pieces.size())}, contiguous.front().options().dtype(at::kDouble));
+  cuda_kernels()->squares(pieces, sums.mutable_data_ptr<double>());
+  return sums;
 }
 
 }  // namespace
@@ -133,6 +161,9 @@ at::Tensor squares_of_pieces(const std::vector<at::Tensor>& tensors) {
   const TraceSpan span("dovetail::sum_of_squares");
   std::vector<at::Tensor> contiguous;
   for (const at::Tensor& t : tensors) contiguous.push_back(t.detach().contiguous());
+  const auto is_cuda = [](const at::Tensor& t) { return t.is_cuda(); };
+  if (!contiguous.empty() && std::all_of(contiguous.begin(), contiguous.end(), is_cuda))
+    return squares_on_gpu(contiguous);
   const std::vector<Piece> pieces = cut(contiguous);
   at::Tensor sums = at::empty({static_cast<int64_t>(pieces.size())}, at::kDouble);
   auto* sum = sums.mutable_data_ptr<double>();
@@ -153,7 +184,7 @@ at::Tensor squares_of_pieces(const std::vector<at::Tensor>& tensors) {
 }
 
 double sum_of_squares(const std::vector<at::Tensor>& tensors) {
-  const at::Tensor sums = squares_of_pieces(tensors);
+  const at::Tensor sums = squares_of_pieces(tensors).cpu();
   const auto* sum = sums.const_data_ptr<double>();
   return std::accumulate(sum, sum + sums.numel(), 0.0);
 }

@@ -25,8 +25,9 @@ struct AdamWTensor {
 
 void adamw_step(const std::vector<AdamWTensor>& tensors, const AdamWOptions& options);
 
-/// Sums of squares of the pieces of all tensors in order, float64 (pieces), on the CPU: added up in their order they
-/// are `sum_of_squares`, however the tensors are distributed over calls. NaN or infinity comes through.
+/// Sums of squares of the pieces of all tensors in order, float64 (pieces): added up in their order they are
+/// `sum_of_squares`, however the tensors are distributed over calls. NaN or infinity comes through. On the GPU if all
+/// tensors are, without waiting for it; else on the CPU.
 at::Tensor squares_of_pieces(const std::vector<at::Tensor>& tensors);
 /// Sum of squares of all elements in float64, in a fixed order.
 double sum_of_squares(const std::vector<at::Tensor>& tensors);

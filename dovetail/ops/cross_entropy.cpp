@@ -10,6 +10,7 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/composed.h"
 #include "dovetail/ops/cross_entropy_simd.h"
+#include "dovetail/ops/cuda_kernels.h"
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/gemm.h"
@@ -22,9 +23,16 @@ namespace {
 /// and writes its gradient once, so that fewer than kLeastRows would make memory the bound for a large vocabulary.
 constexpr int64_t kChunkBytes = int64_t{8} << 20;
 constexpr int64_t kLeastRows = 512;
+/// On a GPU products want thousands of rows: 5,336 of GPT-2's vocabulary in bfloat16.
+constexpr int64_t kGpuChunkBytes = int64_t{512} << 20;
 
-int64_t chunk_rows(int64_t rows, int64_t vocab, int64_t element_bytes) {
-  return std::clamp<int64_t>(kChunkBytes / (vocab * element_bytes), std::min(rows, kLeastRows), rows);
+int64_t chunk_rows(const at::Tensor& x, int64_t vocab) {
+  const int64_t rows = x.size(0), row_bytes = vocab * static_cast<int64_t>(x.element_size());
+  const int64_t most = (x.is_cuda() ? kGpuChunkBytes : kChunkBytes) / row_bytes;
+  const int64_t chunk = std::clamp<int64_t>(most, std::min(rows, kLeastRows), rows);
+  if (!x.is_cuda()) return chunk;
+  const int64_t chunks = (rows + chunk - 1) / chunk;
+  return (rows + chunks - 1) / chunks;
 }
 
 /// What CrossEntropyProblem says, by ATen: losses; `logits` overwritten with their gradient if `gradient`.
@@ -45,13 +53,18 @@ at::Tensor losses_of(at::Tensor& logits, const at::Tensor& targets, bool gradien
   const TraceSpan span("dovetail::cross_entropy");
   if (!use_kernel(Kernel::kCrossEntropy, logits)) return losses_composed(logits, targets, gradient);
   at::Tensor losses = at::empty({logits.size(0)}, logits.options().dtype(at::kFloat));
-  cross_entropy_rows({.rows = logits.size(0),
-                      .vocab = logits.size(1),
-                      .storage = storage_of(logits),
-                      .logits = logits.mutable_data_ptr(),
-                      .targets = targets.const_data_ptr<int64_t>(),
-                      .losses = losses.mutable_data_ptr<float>(),
-                      .gradient = gradient});
+  const CrossEntropyProblem problem = {.rows = logits.size(0),
+                                       .vocab = logits.size(1),
+                                       .storage = storage_of(logits),
+                                       .logits = logits.mutable_data_ptr(),
+                                       .targets = targets.const_data_ptr<int64_t>(),
+                                       .losses = losses.mutable_data_ptr<float>(),
+                                       .gradient = gradient};
+  if (logits.is_cuda()) {
+    cuda_kernels()->cross_entropy(problem);
+  } else {
+    cross_entropy_rows(problem);
+  }
   return losses;
 }
 
@@ -78,8 +91,11 @@ LossAndGradients run(const at::Tensor& x, const at::Tensor& weight, const at::Te
   if (need_dx) result.dx = at::empty_like(x, at::MemoryFormat::Contiguous);
   if (need_dweight)
     result.dweight = rows == 0 ? at::zeros_like(weight) : at::empty_like(weight, at::MemoryFormat::Contiguous);
-  const int64_t chunk = rows == 0 ? 0 : chunk_rows(rows, vocab, static_cast<int64_t>(x.element_size()));
+  const int64_t chunk = rows == 0 ? 0 : chunk_rows(x, vocab);
   const at::Tensor buffer = at::empty({chunk, vocab}, x.options());
+  // Sums over several chunks in bfloat16 would lose digits; cuBLAS adds bfloat16 products to float32.
+  const bool wide_sum = need_dweight && x.is_cuda() && x.scalar_type() == at::kBFloat16 && chunk < rows;
+  at::Tensor sum = wide_sum ? at::empty(weight.sizes(), x.options().dtype(at::kFloat)) : result.dweight;
   std::vector<at::Tensor> losses;
   for (int64_t row = 0; row < rows; row += chunk) {
     const int64_t count = std::min(chunk, rows - row);
@@ -91,8 +107,13 @@ LossAndGradients run(const at::Tensor& x, const at::Tensor& weight, const at::Te
       at::Tensor dx_chunk = result.dx.narrow(0, row, count);
       gemm_into(dx_chunk, logits, weight);
     }
-    if (need_dweight) gemm_into(result.dweight, logits, x_chunk, {.transpose_a = true, .accumulate = row > 0});
+    if (wide_sum) {
+      at::addmm_out(sum, sum, logits.t(), x_chunk, at::kFloat, /*beta=*/row > 0 ? 1 : 0);
+    } else if (need_dweight) {
+      gemm_into(sum, logits, x_chunk, {.transpose_a = true, .accumulate = row > 0});
+    }
   }
+  if (wide_sum) result.dweight.copy_(sum);
   // Summed in float64: float32 would lose a digit or two over thousands of tokens.
   result.loss = rows == 0 ? at::zeros({}, loss_options) : at::cat(losses).sum(at::kDouble).to(loss_options.dtype());
   return result;

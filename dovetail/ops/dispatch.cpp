@@ -46,7 +46,7 @@ std::atomic<uint32_t>& disabled_mask() {
 }
 
 /// Whether there is a kernel for GPUs, too.
-bool on_gpu(Kernel kernel) {
+bool has_gpu_kernel(Kernel kernel) {
   return kernel == Kernel::kNorm || kernel == Kernel::kActivation || kernel == Kernel::kCrossEntropy ||
          kernel == Kernel::kAdamW;
 }
@@ -102,7 +102,7 @@ bool kernel_enabled(Kernel kernel) {
 bool use_kernel(Kernel kernel, const at::Tensor& x) {
   simd_level();  // DOVETAIL_SIMD takes effect before the first kernel runs
   if (!kernel_enabled(kernel) || (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16)) return false;
-  if (x.is_cuda()) return on_gpu(kernel) && cuda_kernels() != nullptr;
+  if (x.is_cuda()) return has_gpu_kernel(kernel) && cuda_kernels() != nullptr;
   return x.is_cpu();
 }
 

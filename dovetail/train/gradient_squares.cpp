@@ -1,5 +1,7 @@
 #include "dovetail/train/gradient_squares.h"
 
+#include <ATen/ops/cat.h>
+
 #include <numeric>
 
 #include "dovetail/base/operation.h"
@@ -14,6 +16,22 @@ std::vector<at::Tensor> squares_of(const std::vector<at::Tensor>& gradients) {
   for (const at::Tensor& gradient : gradients)
     out.push_back(operation("dovetail::squares", {.reads = {gradient}},
                             [](const Operands& of) { return std::vector{squares_of_pieces(of.reads)}; })[0]);
+  return out;
+}
+
+std::vector<at::Tensor> read_together(std::span<const at::Tensor> values) {
+  std::vector<at::Tensor> out(values.begin(), values.end()), parts;
+  for (const at::Tensor& value : values)
+    if (value.defined() && !value.is_cpu()) parts.push_back(value.reshape({-1}));
+  if (parts.empty()) return out;
+  const at::Tensor all = at::cat(parts).cpu();
+  int64_t first = 0;
+  for (at::Tensor& value : out) {
+    if (!value.defined() || value.is_cpu()) continue;
+    const int64_t count = value.numel();
+    value = all.narrow(0, first, count).reshape(value.sizes());
+    first += count;
+  }
   return out;
 }
 

@@ -11,7 +11,10 @@ namespace dovetail {
 /// each gradient, by an operation of its own, for a plan moves each gradient on its own.
 std::vector<at::Tensor> squares_of(const std::vector<at::Tensor>& gradients);
 
-/// All of them added up in order: the same bits either way.
+/// Float64 scalars or vectors on the CPU, undefined ones as they are: one read for all that lie on a GPU.
+std::vector<at::Tensor> read_together(std::span<const at::Tensor> values);
+
+/// All of them, on the CPU, added up in order: the same bits either way.
 double sum_of_pieces(std::span<const at::Tensor> squares);
 
 }  // namespace dovetail

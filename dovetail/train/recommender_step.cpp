@@ -88,8 +88,9 @@ void RecommenderStep::work(const std::vector<at::Tensor>& inputs) {
   operation("dovetail::judge", std::move(of), [this](const Operands& given) {
     const UnrecordedAllocations of_the_group;
     const auto value = [](const at::Tensor& sum) { return sum.defined() ? sum.item<double>() : 0.0; };
-    const std::span squares = std::span(given.reads).first(given.reads.size() - 2);
-    now_.outcome = judge(value(given.reads[squares.size()]), value(given.reads.back()), sum_of_pieces(squares));
+    const std::vector<at::Tensor> reads = read_together(given.reads);
+    const std::span squares = std::span(reads).first(reads.size() - 2);
+    now_.outcome = judge(value(reads[squares.size()]), value(reads.back()), sum_of_pieces(squares));
     return std::vector<at::Tensor>();
   });
   optimizer_.update(reducer_);

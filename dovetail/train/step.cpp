@@ -58,8 +58,9 @@ void TrainStep::work(const at::Tensor& tokens) {
   of.reads.push_back(losses.router);
   operation("dovetail::judge", std::move(of), [this](const Operands& given) {
     const UnrecordedAllocations of_the_group;
-    const double squares = sum_of_pieces(std::span(given.reads).first(given.reads.size() - 2));
-    const at::Tensor &loss = given.reads[given.reads.size() - 2], &router = given.reads.back();
+    const std::vector<at::Tensor> reads = read_together(given.reads);
+    const double squares = sum_of_pieces(std::span(reads).first(reads.size() - 2));
+    const at::Tensor &loss = reads[reads.size() - 2], &router = reads.back();
     now_.outcome =
         judge(loss.item<double>(), router.defined() ? std::optional(router.item<double>()) : std::nullopt, squares);
     return std::vector<at::Tensor>();
