@@ -34,6 +34,12 @@ void check_ids(const at::Tensor& tokens, int64_t vocab_size) {
   });
 }
 
+/// To a GPU by way of pinned memory: a copy from other memory waits for all work before it.
+at::Tensor on_device(const at::Tensor& tokens, at::Device device) {
+  if (!device.is_cuda() || !tokens.is_cpu() || tokens.numel() == 0) return tokens.to(device);
+  return tokens.pin_memory().to(device, tokens.scalar_type(), /*non_blocking=*/true);
+}
+
 }  // namespace
 
 struct GPT::State {
@@ -111,7 +117,7 @@ BlockOutput GPT::run_blocks(const at::Tensor& tokens, KvCache* cache, const moe:
   at::Tensor x_btc;
   {
     const LayerScope part("embed");
-    x_btc = dovetail::embedding(state_->embed->weight, tokens.to(state_->embed->weight.device()));
+    x_btc = dovetail::embedding(state_->embed->weight, on_device(tokens, state_->embed->weight.device()));
     if (state_->positions) x_btc = x_btc + state_->positions->weight.narrow(0, begin, length);
   }
   moe::Pass of_tokens = pass;
@@ -161,7 +167,7 @@ LossSum GPT::loss(const at::Tensor& tokens, const moe::Pass& pass) {
   const auto [x_btc, router_loss] = run_blocks(inputs, nullptr, of_loss);
   const LayerScope part("head");
   const auto sum = dovetail::linear_cross_entropy(x_btc.reshape({-1, state_->config.width}), state_->head_weight(),
-                                                  targets.reshape({-1}).to(x_btc.device()));
+                                                  on_device(targets.reshape({-1}), x_btc.device()));
   if (!router_loss.defined()) return {sum, count_targets(tokens), {}};
   // A tensor, for a recorded step has another number of targets each time.
   const at::Tensor weight = targets.ne(kPaddingToken).sum().to(router_loss.options());
