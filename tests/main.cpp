@@ -2,7 +2,7 @@
 // An explicit --gtest_filter wins, as in a death test that starts the program again. Each test starts from the same
 // seed: libtorch draws another one for each process.
 
-#include <ATen/Context.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -28,7 +28,8 @@ std::string filter_by_file(std::string_view file) {
 }
 
 class SeedsEachTest : public testing::EmptyTestEventListener {
-  void OnTestStart(const testing::TestInfo&) override { at::manual_seed(0); }
+  /// Only the CPU's generator: at::manual_seed would look for a GPU before a test has loaded torch's CUDA library.
+  void OnTestStart(const testing::TestInfo&) override { at::detail::getDefaultCPUGenerator().set_current_seed(0); }
 };
 
 }  // namespace

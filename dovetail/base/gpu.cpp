@@ -57,6 +57,12 @@ GpuMemory gpu_memory() {
           .peak_bytes = static_cast<uint64_t>(stats.allocated_bytes[kAll].peak)};
 }
 
+uint64_t gpu_allocated_bytes() {
+  const auto stats = at::accelerator::getDeviceStats(at::accelerator::getDeviceIndex());
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return static_cast<uint64_t>(stats.allocated_bytes[kAll].current);
+}
+
 void reset_gpu_peak() { at::accelerator::resetPeakStats(at::accelerator::getDeviceIndex()); }
 
 void synchronize_gpu() { at::accelerator::synchronizeDevice(at::accelerator::getDeviceIndex()); }

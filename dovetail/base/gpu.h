@@ -24,6 +24,8 @@ struct GpuMemory {
   uint64_t free_bytes = 0, total_bytes = 0, allocated_bytes = 0, peak_bytes = 0;
 };
 GpuMemory gpu_memory();
+/// Bytes that the caching allocator has given out; unlike `gpu_memory` without a call of the driver.
+uint64_t gpu_allocated_bytes();
 void reset_gpu_peak();
 /// Waits until the GPU has done all that was asked of it.
 void synchronize_gpu();

@@ -248,7 +248,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
                                             : product(of_dy.row.to(dtype), of_weight.column.to(dtype), {}, made);
     }
     of_dy = {};
-    if (wanted.bias) dbias = gemm(at::ones({1, dy.size(0)}, dy.options()), dy).squeeze(0);
+    if (wanted.bias) dbias = column_sums(dy);
     if (!dinput.defined() || !by_rows) return {dinput, dweight, dbias, {}, {}};
     const auto before = prologue->gradients(of[4], {of[5], of[6]}, dinput);
     return {before.x, dweight, dbias, before.parameters.weight, before.parameters.bias};

@@ -34,6 +34,8 @@ struct CudaKernels {
   /// By cuBLAS, in one call, sums in float32; the results do not overlap. In bfloat16 all operands lie on 16 bytes.
   /// Null where the library was made without cuBLAS 12.5 or later.
   void (*grouped_products)(Storage storage, std::span<const GroupedProduct> products);
+  /// to (columns) becomes the sums of the columns of x (rows, columns), in float32 and then in the storage of both.
+  void (*column_sums)(Storage storage, const void* x, int64_t rows, int64_t columns, void* to);
 
   void (*adamw)(std::span<const AdamWSpan> spans, const AdamWScalars& scalars);
   /// sums[i] becomes the sum of squares of piece i.

@@ -6,6 +6,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/ops/cuda_kernels.h"
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/gemm.h"
@@ -17,6 +18,7 @@ namespace {
 /// x, weight, bias -> y.
 std::vector<at::Tensor> product(const Operands& of) {
   const at::Tensor &x = of.reads[0], &weight = of.reads[1], &bias = of.reads[2];
+  if (x.is_cuda()) return {at::linear(x, weight, bias)};  // cuBLASLt adds the bias at the product's end
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
   at::Tensor y = at::empty(sizes, x.options());
@@ -29,6 +31,7 @@ std::vector<at::Tensor> product(const Operands& of) {
 /// dy (rows, out), x -> the gradients of weight and bias.
 std::vector<at::Tensor> weight_gradient(const Operands& of, bool wants_bias) {
   const at::Tensor &dy = of.reads[0], x = of.reads[1].reshape({dy.size(0), -1});
+  if (dy.is_cuda()) return {at::mm(dy.t(), x), wants_bias ? column_sums(dy) : at::Tensor()};
   at::Tensor dweight = at::empty({dy.size(1), x.size(1)}, dy.options());
   // dy's columns are summed on their way into the product: the bias' gradient needs no pass of its own.
   const at::Tensor dbias = wants_bias ? at::empty({dy.size(1)}, dy.options()) : at::Tensor();
@@ -61,17 +64,32 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
                                   [wants_bias](const Operands& of) { return weight_gradient(of, wants_bias); });
       dweight = made[0], dbias = made[1];
     } else if (wants_bias) {
-      // A product with ones: unlike at::sum_out its order of additions does not depend on the number of threads.
-      dbias = operation("dovetail::column_sums", {.reads = {dy}}, [](const Operands& of) {
-        const at::Tensor& x = of.reads[0];
-        return std::vector{gemm(at::ones({1, x.size(0)}, x.options()), x).squeeze(0)};
-      })[0];
+      dbias = operation("dovetail::column_sums", {.reads = {dy}},
+                        [](const Operands& of) { return std::vector{column_sums(of.reads[0])}; })[0];
     }
     return {dx, dweight, dbias};
   }
 };
 
+/// Float32 on a CPU, where bfloat16 is ATen's own: oneDNN has AMX and AVX512-BF16 kernels. On a GPU what is ours is the
+/// gradient of the bias.
+bool by_function(const at::Tensor& x, const at::Tensor& bias) {
+  if (!use_kernel(Kernel::kGemm, x) || x.numel() == 0) return false;
+  return x.is_cuda() ? bias.defined() : x.scalar_type() == at::kFloat;
+}
+
 }  // namespace
+
+at::Tensor column_sums(const at::Tensor& x) {
+  user_check(x.dim() == 2 && at::isFloatingType(x.scalar_type()), "column_sums: x must be a floating matrix, but is {}",
+             describe(x));
+  if (x.is_cuda() && use_kernel(Kernel::kGemm, x) && x.numel() > 0) {
+    const at::Tensor rows = x.contiguous(), sums = at::empty({x.size(1)}, x.options());
+    cuda_kernels()->column_sums(storage_of(x), rows.const_data_ptr(), x.size(0), x.size(1), sums.mutable_data_ptr());
+    return sums;
+  }
+  return gemm(at::ones({1, x.size(0)}, x.options()), x).squeeze(0);
+}
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   user_check(weight.dim() == 2 && x.dim() >= 1 && x.size(-1) == weight.size(1),
@@ -82,8 +100,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   user_check(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)),
              "linear: bias must be [{}], but is {}", weight.size(0), describe(bias));
   const at::Tensor same_bias = bias.defined() ? bias.to(x.scalar_type()) : bias;
-  // bfloat16 is ATen's own: oneDNN has AMX and AVX512-BF16 kernels.
-  if (!use_kernel(Kernel::kGemm, x) || x.scalar_type() != at::kFloat || x.numel() == 0) {
+  if (!by_function(x, bias)) {
     const TraceSpan span("dovetail::gemm");
     return at::linear(x, weight, same_bias);
   }

@@ -86,7 +86,7 @@ bool TrainingLoop::take_step(StepTimings& timings) {
   timings.step_ms = 1e3 * step_s;
   timings.samples = config().recommends();
   timings.tokens_per_s = static_cast<double>(outcome.tokens) / step_s;
-  timings.memory_bytes = run_.device.is_cuda() ? gpu_memory().allocated_bytes : resident_bytes();
+  timings.memory_bytes = run_.device.is_cuda() ? gpu_allocated_bytes() : resident_bytes();
   const double peak_flops = run_.precision.peak_flops * group_->size();
   if (peak_flops > 0) timings.utilization = timings.tokens_per_s * run_.size.flops_per_token / peak_flops;
   return outcome.stop;

@@ -2,6 +2,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cmath>
 #include <functional>
 #include <string>
 #include <vector>
@@ -10,6 +12,7 @@
 #include "dovetail/ops/composed.h"
 #include "dovetail/ops/cuda_kernels.h"
 #include "dovetail/ops/functions.h"
+#include "dovetail/ops/gemm.h"
 #include "tests/ops/testing.h"
 
 namespace dovetail::cuda_kernels_test {
@@ -89,6 +92,35 @@ TEST_F(Cuda, ActivationsAreThoseOfTheReference) {
       expect_close([](const auto& t) { return dovetail::swiglu(t[0]); },
                    [](const auto& t) { return composed::swiglu(t[0]); }, {3 * testing::normal(shape, 5)}, dtype,
                    tolerance);
+    }
+  }
+}
+
+TEST_F(Cuda, LinearsAreThoseOfTheReference) {
+  for (const auto& [dtype, tolerance] : kPrecisions) {
+    // Rows of one part and of several, columns in vectors of 16 bytes and not.
+    for (const auto& [rows, in, out] : std::vector<std::array<int64_t, 3>>{{1, 3, 1}, {37, 8, 33}, {1000, 16, 520}}) {
+      SCOPED_TRACE(c10::toString(dtype) + std::string(" rows ") + std::to_string(rows));
+      const auto linear_of = [](const auto& t) { return dovetail::linear(t[0], t[1], t[2]); };
+      expect_close(linear_of, [](const auto& t) { return at::linear(t[0], t[1], t[2]); },
+                   {testing::normal({rows, in}, 1), testing::normal({out, in}, 2), testing::normal({out}, 3)}, dtype,
+                   tolerance);
+    }
+  }
+}
+
+TEST_F(Cuda, ColumnSumsAreThoseInFloat64) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t rows : {1, 127, 129, 5000, 70000}) {
+      for (const int64_t columns : {1, 31, 256, 264, 1000}) {
+        const at::Tensor x = testing::normal({rows, columns}, 4).to(dtype);
+        const at::Tensor sums = column_sums(x.to(at::kCUDA)), exact = x.to(at::kDouble).sum(0);
+        // A sum of n normal numbers is about the root of n, and so is its float32 rounding error in units of eps.
+        const double unit = std::sqrt(static_cast<double>(rows));
+        const double error = (sums.cpu().to(at::kDouble) - exact.to(dtype).to(at::kDouble)).abs().max().item<double>();
+        EXPECT_LE(error, unit * (dtype == at::kFloat ? 4e-6 : 0.04)) << rows << " x " << columns;
+        EXPECT_TRUE(sums.equal(column_sums(x.to(at::kCUDA))));
+      }
     }
   }
 }

@@ -37,6 +37,13 @@ void activation_backward_on_stream(const ActivationProblem& problem, const void*
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
+void column_sums_on_stream(Storage storage, const void* x, int64_t rows, int64_t columns, void* to) {
+  const at::Tensor partial =
+      at::empty({cuda::column_sum_parts(rows), columns}, at::TensorOptions(at::kFloat).device(at::kCUDA));
+  cuda::column_sums(storage, x, rows, columns, partial.mutable_data_ptr<float>(), to, stream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
 void adamw_on_stream(std::span<const AdamWSpan> spans, const AdamWScalars& scalars) {
   cuda::adamw(spans, scalars, stream());
   C10_CUDA_KERNEL_LAUNCH_CHECK();
@@ -61,6 +68,7 @@ extern "C" const dovetail::CudaKernels* dovetail_cuda_kernels() {
                                                 .activation_forward = dovetail::activation_forward_on_stream,
                                                 .activation_backward = dovetail::activation_backward_on_stream,
                                                 .grouped_products = dovetail::cuda::grouped_gemm(),
+                                                .column_sums = dovetail::column_sums_on_stream,
                                                 .adamw = dovetail::adamw_on_stream,
                                                 .squares = dovetail::squares_on_stream,
                                                 .cross_entropy = dovetail::cross_entropy_on_stream};

@@ -24,6 +24,12 @@ void norm_weight_gradient(const NormProblem& problem, const void* dy, float* par
 void activation_forward(const ActivationProblem& problem, void* y, cudaStream_t stream);
 void activation_backward(const ActivationProblem& problem, const void* dy, void* dx, cudaStream_t stream);
 
+/// Parts in which the rows are summed: a function of their number alone.
+int64_t column_sum_parts(int64_t rows);
+/// x (rows, columns), none zero; `partial` holds parts * columns floats; `to` is of the storage of x.
+void column_sums(Storage storage, const void* x, int64_t rows, int64_t columns, float* partial, void* to,
+                 cudaStream_t stream);
+
 void adamw(std::span<const AdamWSpan> spans, const AdamWScalars& scalars, cudaStream_t stream);
 void squares(std::span<const SquaresPiece> pieces, double* sums, cudaStream_t stream);
 void cross_entropy(const CrossEntropyProblem& problem, cudaStream_t stream);
