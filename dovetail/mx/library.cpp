@@ -43,6 +43,7 @@ std::tuple<at::Tensor, at::Tensor> library_quantize(const at::Tensor& x, c10::st
                                        {.format = parse_format({format.data(), format.size()}),
                                         .scale_mode = parse_scale_mode({scale_mode.data(), scale_mode.size()}),
                                         .non_finite = parse_non_finite({non_finite.data(), non_finite.size()}),
+                                        .count = false,
                                         .copies = rows ? Copies::kRow : Copies::kColumn});
   const MXTensor& copy = rows ? quantized.row : quantized.column;
   if (!axis.moves) return {copy.codes(), copy.scales()};
@@ -86,7 +87,8 @@ at::Tensor library_linear(const at::Tensor& x, const at::Tensor& weight, const s
   const auto layer = std::make_shared<QuantizedLinear>(found.linear, "mx_linear");
   const bool draws = std::ranges::any_of(
       kOperands, [&](Operand operand) { return found.linear.of(operand).rounding == Rounding::kStochastic; });
-  if (draws && !x.is_meta()) layer->begin_step(seed ? static_cast<uint64_t>(*seed) : drawn_seed());
+  const uint64_t seed_or_none = !draws || x.is_meta() ? 0 : seed ? static_cast<uint64_t>(*seed) : drawn_seed();
+  layer->begin_step(seed_or_none, /*count=*/false);
   return layer->forward(x, weight, bias_or_none);
 }
 

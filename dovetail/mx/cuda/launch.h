@@ -21,6 +21,11 @@ int64_t tiles(const QuantizeProblem& problem);
 /// up in an order of the shape alone.
 void quantize(const QuantizeProblem& problem, Counts* partial, Counts* sums, cudaStream_t stream);
 
+/// The same without counts, at the memory's bandwidth. Needs `fits_vectors`: rounding to nearest, poisoned blocks, rows
+/// of whole blocks, aligned memory.
+bool fits_vectors(const QuantizeProblem& problem);
+void quantize_vectors(const QuantizeProblem& problem, cudaStream_t stream);
+
 void dequantize(const DequantizeProblem& problem, float* y, cudaStream_t stream);
 void dequantize(const DequantizeProblem& problem, uint16_t* y, cudaStream_t stream);
 

@@ -3,8 +3,9 @@
 #include "dovetail/mx/cuda/launch.h"
 #include "dovetail/mx/encoder.h"
 
-// A GPU multiplies and adds subnormal numbers exactly and at full rate, so nothing is left to the codec but stochastic
-// rounding: the arithmetic is that of quantize_inl.h.
+// Quantizing of any shape, with counts, with stochastic rounding, with non-finite numbers that saturate: a branch for
+// each element. quantize_vectors.cu is the fast way. A GPU multiplies and adds subnormal numbers exactly and at full
+// rate, so nothing is left to the codec but stochastic rounding: the arithmetic is that of quantize_inl.h.
 namespace dovetail::mx::cuda {
 namespace {
 
@@ -304,27 +305,6 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const Counts* partial, in
   }
 }
 
-template <class T>
-__global__ void dequantize_kernel(const DequantizeProblem p, T* y) {
-  const int64_t scale_cols = ceil_div(p.cols, p.col_block), stride = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < p.rows * p.cols; i += stride) {
-    const int scale = p.scales[i / p.cols / p.row_block * scale_cols + i % p.cols / p.col_block];
-    const uint32_t value = decode(p.codes[i], scale, p.spec);
-    if constexpr (sizeof(T) == 4) {
-      y[i] = __uint_as_float(value);
-    } else {
-      y[i] = round_to_bfloat16(value);
-    }
-  }
-}
-
-template <class T>
-void launch_dequantize(const DequantizeProblem& p, T* y, cudaStream_t stream) {
-  constexpr int64_t kMostBlocks = 1 << 16;
-  const int64_t blocks = (p.rows * p.cols + kThreads - 1) / kThreads;
-  dequantize_kernel<<<static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks), kThreads, 0, stream>>>(p, y);
-}
-
 }  // namespace
 
 int64_t tiles(const QuantizeProblem& p) {
@@ -332,6 +312,7 @@ int64_t tiles(const QuantizeProblem& p) {
 }
 
 void quantize(const QuantizeProblem& problem, Counts* partial, Counts* sums, cudaStream_t stream) {
+  if (partial == nullptr && fits_vectors(problem)) return quantize_vectors(problem, stream);
   const auto blocks = static_cast<unsigned>(tiles(problem));
   const auto aligned = [](const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 16 == 0; };
   bool wide = problem.cols % kSide == 0 && aligned(problem.x);
@@ -345,8 +326,5 @@ void quantize(const QuantizeProblem& problem, Counts* partial, Counts* sums, cud
     sum_kernel<<<1, kThreads, 0, stream>>>(partial, blocks, sums);
   }
 }
-
-void dequantize(const DequantizeProblem& p, float* y, cudaStream_t stream) { launch_dequantize(p, y, stream); }
-void dequantize(const DequantizeProblem& p, uint16_t* y, cudaStream_t stream) { launch_dequantize(p, y, stream); }
 
 }  // namespace dovetail::mx::cuda
