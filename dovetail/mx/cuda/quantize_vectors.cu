@@ -123,6 +123,13 @@ __device__ uint32_t gather(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
 }
 
 #if __CUDA_ARCH__ >= 890
+template <Codec kCodec>
+constexpr bool kConverts = kCodec == Codec::kE4M3 || kCodec == Codec::kE5M2;
+#else
+template <Codec kCodec>
+constexpr bool kConverts = false;
+#endif
+
 /// By the conversion instruction: nearest even, saturating, with subnormal numbers. NaN are masked by the caller.
 template <Codec kCodec>
 __device__ uint32_t convert(float low, float high) {
@@ -133,29 +140,28 @@ __device__ uint32_t convert(float low, float high) {
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
   return pair;
 }
-#endif
 
 /// Codes of four elements.
 template <Codec kCodec>
 __device__ uint32_t encode(const Problem& k, const float* x, const float* inverse) {
-#if __CUDA_ARCH__ >= 890
-  if constexpr (kCodec == Codec::kE4M3 || kCodec == Codec::kE5M2)
+  if constexpr (kConverts<kCodec>) {
     return convert<kCodec>(__fmul_rn(x[0], inverse[0]), __fmul_rn(x[1], inverse[1])) |
            convert<kCodec>(__fmul_rn(x[2], inverse[2]), __fmul_rn(x[3], inverse[3])) << 16;
-#endif
-  uint32_t low[4], top[4];
+  } else {
+    uint32_t low[4], top[4];
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    low[j] = round_magnitude(k, x[j], inverse[j]).code;
-    top[j] = __float_as_uint(x[j]);
+    for (int j = 0; j < 4; ++j) {
+      low[j] = round_magnitude(k, x[j], inverse[j]).code;
+      top[j] = __float_as_uint(x[j]);
+    }
+    const uint32_t codes = gather<0>(low[0], low[1], low[2], low[3]) & k.code_masks;
+    const uint32_t signs = gather<3>(top[0], top[1], top[2], top[3]) & 0x80808080;
+    if constexpr (kCodec == Codec::kInt8) {
+      const uint32_t negative = (0x80808080 - codes) ^ 0x80808080, where = (signs >> 7) * 0xff;
+      return (negative & where) | (codes & ~where);
+    }
+    return codes | signs >> k.sign_shift;
   }
-  const uint32_t codes = gather<0>(low[0], low[1], low[2], low[3]) & k.code_masks;
-  const uint32_t signs = gather<3>(top[0], top[1], top[2], top[3]) & 0x80808080;
-  if constexpr (kCodec == Codec::kInt8) {
-    const uint32_t negative = (0x80808080 - codes) ^ 0x80808080, where = (signs >> 7) * 0xff;
-    return (negative & where) | (codes & ~where);
-  }
-  return codes | signs >> k.sign_shift;
 }
 
 /// The number that an element's code stands for.
@@ -235,10 +241,11 @@ __global__ void __launch_bounds__(kThreads, 4) row_kernel(const __grid_constant_
 
 /// A tile of 32 rows, read once for column blocks and, unless kRow is none, row blocks.
 template <Source kSource, Codec kCodec, Kind kRow, Kind kColumn>
-__global__ void __launch_bounds__(kThreads, 4) column_kernel(const __grid_constant__ Problem k) {
+__global__ void __launch_bounds__(kThreads, kRow == Kind::kValues || kColumn == Kind::kValues ? 3 : 4)
+    column_kernel(const __grid_constant__ Problem k) {
   constexpr int kWidth = kWidthOf<kSource>, kTileCols = 32 * kWidth;
-  __shared__ alignas(16) float of_warps[kWarps][kTileCols];
-  __shared__ alignas(16) uint8_t bytes[kTileCols];
+  alignas(16) __shared__ float of_warps[kWarps][kTileCols];
+  alignas(16) __shared__ uint8_t bytes[kTileCols];
   const Tile tile = find_tile<kWidth>(k.p.cols);
   const Place at = tile.place<kWidth>(k.p.rows, k.p.cols);
   uint4 raw[kRows];
