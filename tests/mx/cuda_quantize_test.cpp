@@ -43,8 +43,7 @@ void expect_same(const Statistics& gpu, const Statistics& cpu) {
   EXPECT_NEAR(gpu.error, cpu.error, 1e-3 * cpu.error);
 }
 
-void expect_same(const at::Tensor& x, const QuantizeSpec& spec) {
-  const Quantized cpu = quantize(x, spec), gpu = quantize(x.to(at::kCUDA), spec);
+void expect_same_copies(const Quantized& gpu, const Quantized& cpu) {
   const auto copies = [](const MXTensor& a, const MXTensor& b) {
     ASSERT_EQ(a.defined(), b.defined());
     if (!b.defined()) return;
@@ -59,14 +58,24 @@ void expect_same(const at::Tensor& x, const QuantizeSpec& spec) {
   EXPECT_TRUE(same_bits(gpu.row_values, cpu.row_values));
   EXPECT_TRUE(same_bits(gpu.column_values, cpu.column_values));
   EXPECT_TRUE(same_bits(gpu.square_values, cpu.square_values));
+}
+
+/// With counts and without: kernels of their own.
+void expect_same(const at::Tensor& x, QuantizeSpec spec) {
+  const at::Tensor x_gpu = x.to(at::kCUDA);
+  spec.count = true;
+  const Quantized cpu = quantize(x, spec), gpu = quantize(x_gpu, spec);
+  expect_same_copies(gpu, cpu);
   expect_same(gpu.row_statistics, cpu.row_statistics);
   expect_same(gpu.column_statistics, cpu.column_statistics);
   expect_same(gpu.square_statistics, cpu.square_statistics);
+  spec.count = false;
+  expect_same_copies(quantize(x_gpu, spec), cpu);
 }
 
 TEST_F(CudaQuantize, MakesTheBitsAndCountsOfTheCpu) {
   uint64_t seed = 1;
-  for (const auto& [rows, cols] : {std::pair(1, 1), {31, 33}, {32, 128}, {65, 260}, {127, 131}, {3, 4096}}) {
+  for (const auto& [rows, cols] : {std::pair(1, 1), {31, 33}, {32, 128}, {65, 260}, {127, 131}, {3, 4096}, {70, 544}}) {
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
       for (const Format format : kFormats) {
         for (const ScaleMode mode : {ScaleMode::kRoundUp, ScaleMode::kFloor, ScaleMode::kCeil, ScaleMode::kEven}) {
@@ -96,9 +105,58 @@ TEST_F(CudaQuantize, TakesViewsAndCountsOnlyWhenAsked) {
   expect_same(x.t(), {});
   expect_same(x.slice(1, 1), {.copies = Copies::kRowAndColumn});
   expect_same(x.view({7, 10, 301}), {.copies = Copies::kColumn});
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    // On a GPU memory whose address no vector fits.
+    const at::Tensor flat = ordinary_values({1 + 64 * 96}, 4, dtype);
+    const QuantizeSpec spec = {.count = false, .copies = Copies::kRowAndColumn};
+    expect_same_copies(quantize(flat.to(at::kCUDA).slice(0, 1).view({64, 96}), spec),
+                       quantize(flat.slice(0, 1).view({64, 96}), spec));
+  }
   const Quantized made = quantize(x.to(at::kCUDA), {.count = false});
   EXPECT_EQ(made.row_statistics.elements, 0);
   EXPECT_TRUE(at::equal(made.row.codes().cpu(), quantize(x).row.codes()));
+}
+
+TEST_F(CudaQuantize, MakesValuesOfOneCopyAndCodesOfTheOther) {
+  uint64_t seed = 1;
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const Format format : kFormats) {
+      for (const bool row_values : {false, true}) {
+        SCOPED_TRACE(::testing::Message() << name(format) << " " << dtype << " " << row_values);
+        QuantizeSpec spec = {.format = format, .copies = Copies::kRowAndColumn};
+        spec.row_values = row_values;
+        spec.column_values = !row_values;
+        expect_same(adversarial_values({97, 320}, seed++, format, true, dtype), spec);
+      }
+    }
+  }
+}
+
+TEST_F(CudaQuantize, QuantizesEveryBFloat16) {
+  const at::Tensor x = at::arange(1 << 16, at::kInt).to(at::kShort).view(at::kBFloat16).view({256, 256});
+  for (const Format format : kFormats) {
+    for (const Copies copies : {Copies::kRow, Copies::kRowAndColumn, Copies::kSquare})
+      expect_same(x, {.format = format, .scale_mode = ScaleMode::kFloor, .copies = copies});
+  }
+}
+
+/// Rows of whole blocks, in each orientation; codes that no quantizer makes, too.
+TEST_F(CudaQuantize, DequantizesEveryCodeUnderEveryScale) {
+  const at::Tensor bytes = at::arange(256, at::kByte), codes = bytes.expand({256, 256}).contiguous();
+  const at::Tensor scales = bytes.view({256, 1}).expand({256, 8}).contiguous();
+  for (const Format format : kFormats) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      for (const MXTensor& x : {MXTensor(codes, scales, format, Orientation::kRow),
+                                MXTensor(codes.t().contiguous(), scales.t().contiguous(), format, Orientation::kColumn),
+                                MXTensor(codes, bytes.slice(0, 64, 128).view({8, 8}), format, Orientation::kSquare)}) {
+        SCOPED_TRACE(::testing::Message() << name(format) << " " << dtype << " " << name(x.orientation()));
+        const MXTensor on_gpu(x.codes().to(at::kCUDA), x.scales().to(at::kCUDA), format, x.orientation());
+        const at::Tensor cpu = dequantize(x, dtype), gpu = dequantize(on_gpu, dtype).cpu();
+        EXPECT_TRUE(at::equal(gpu.isnan(), cpu.isnan()));
+        EXPECT_TRUE(same_bits(gpu.masked_fill(gpu.isnan(), 0), cpu.masked_fill(cpu.isnan(), 0)));
+      }
+    }
+  }
 }
 
 TEST_F(CudaQuantize, ALinearOnAGpuIsThatOfTheCpu) {
