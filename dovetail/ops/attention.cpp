@@ -1,7 +1,10 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -12,6 +15,7 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/attention_simd.h"
 #include "dovetail/ops/composed.h"
+#include "dovetail/ops/cuda_kernels.h"
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/ops/functions.h"
 
@@ -200,14 +204,151 @@ class JoinedAttentionFunction : public torch::autograd::Function<JoinedAttention
   }
 };
 
+// On a GPU the products and the softmax are ATen's, which has cuDNN and flash attention; ours rotates.
+
+/// (2, positions, rotary_dim / 2) float32 on `device`: cosines, then sines, of at least `positions`. A device's last
+/// table is kept; its length is a power of two, so that generation does not make one a token.
+at::Tensor gpu_rotary_table(int64_t positions, c10::Device device, AttentionOptions options) {
+  struct Made {
+    c10::Device device;
+    int64_t rotary_dim;
+    double theta;
+    at::Tensor table;
+  };
+  static std::mutex mutex;
+  static auto& last = *new std::vector<Made>;  // never destroyed: the driver may be gone when the process ends
+  const std::lock_guard lock(mutex);
+  const auto same_device = [&](const Made& made) { return made.device == device; };
+  auto at = std::find_if(last.begin(), last.end(), same_device);
+  if (at != last.end() && at->rotary_dim == options.rotary_dim && at->theta == options.theta &&
+      at->table.size(1) >= positions)
+    return at->table;
+  const UnrecordedAllocations kept_beyond_this_operation;
+  constexpr uint64_t kFewest = 1024;
+  const auto rows = static_cast<int64_t>(std::bit_ceil(std::max(kFewest, static_cast<uint64_t>(positions))));
+  const auto values = rotary_table(rows, options);
+  const int64_t half = options.rotary_dim / 2;
+  const at::Tensor host = at::empty({2, rows, half}, at::kFloat);
+  std::copy_n(values->cosine.data(), rows * half, host.mutable_data_ptr<float>());
+  std::copy_n(values->sine.data(), rows * half, host.mutable_data_ptr<float>() + rows * half);
+  if (at == last.end()) at = last.insert(at, Made{device, 0, 0, {}});
+  *at = {device, options.rotary_dim, options.theta, host.to(device)};
+  return at->table;
+}
+
+struct RotatedHeads {
+  at::Tensor from, to;
+  bool rotated = true;
+};
+
+/// Parts are (B, T, heads, D) of one batch, length, head size and dtype, their last dimension contiguous; the first
+/// position is `position`.
+void rotate_on_gpu(std::initializer_list<RotatedHeads> heads, int64_t position, AttentionOptions options,
+                   bool inverse) {
+  const TraceSpan span("dovetail::rotate");
+  const at::Tensor& x = heads.begin()->from;
+  RotaryProblem problem = {.storage = storage_of(x),
+                           .batch = x.size(0),
+                           .length = x.size(1),
+                           .head_dim = x.size(3),
+                           .rotary_dim = options.rotary_dim,
+                           .cosine = nullptr,
+                           .sine = nullptr,
+                           .inverse = inverse};
+  at::Tensor table;
+  if (options.rotary_dim > 0) {
+    table = gpu_rotary_table(position + x.size(1), x.device(), options);
+    problem.cosine = table.const_data_ptr<float>() + position * table.size(2);
+    problem.sine = problem.cosine + table.size(1) * table.size(2);
+  }
+  std::vector<RotaryPart> parts;
+  for (const auto& [from, to, rotated] : heads)
+    parts.push_back({.heads = from.size(2), .rotated = rotated, .from = view(from), .to = mutable_view(to)});
+  cuda_kernels()->rotate(problem, parts);
+}
+
+/// One tensor of heads rotated, or its gradient rotated back.
+at::Tensor rotated_on_gpu(const at::Tensor& x_in, int64_t position, AttentionOptions options, bool inverse) {
+  return operation("dovetail::rotate", {.reads = {rows_contiguous(x_in)}}, [=](const Operands& of) {
+    const at::Tensor& x = of.reads[0];
+    const at::Tensor to = at::empty(x.sizes(), x.options());
+    rotate_on_gpu({{x, to}}, position, options, inverse);
+    return std::vector{to};
+  })[0];
+}
+
+class RotateFunction : public torch::autograd::Function<RotateFunction> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, int64_t position,
+                            AttentionOptions options) {
+    context->saved_data["position"] = position;
+    save_options(context, options);
+    return rotated_on_gpu(x, position, options, /*inverse=*/false);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const at::Tensor dx = rotated_on_gpu(gradients[0], context->saved_data["position"].toInt(), saved_options(context),
+                                         /*inverse=*/true);
+    return {dx, at::Tensor(), at::Tensor()};
+  }
+};
+
+/// Queries, keys and values of qkv, rotated. Backward writes one gradient in one pass.
+class JoinedHeadsFunction : public torch::autograd::Function<JoinedHeadsFunction> {
+ public:
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const at::Tensor& qkv_in,
+                                                int64_t heads, int64_t kv_heads, AttentionOptions options) {
+    save_options(context, options);
+    const at::Tensor qkv = qkv_in.detach().contiguous();
+    if (options.rotary_dim == 0) {
+      const Heads x = split_heads(qkv, heads, kv_heads);
+      return {x.q, x.k, x.v};
+    }
+    // Values are copied, so that attention does not keep all of qkv beside its rotated copy.
+    return operation("dovetail::rotate", {.reads = {qkv}}, [=](const Operands& of) {
+      const Heads x = split_heads(of.reads[0], heads, kv_heads);
+      const Heads y = {at::empty(x.q.sizes(), x.q.options()), at::empty(x.k.sizes(), x.k.options()),
+                       at::empty(x.v.sizes(), x.v.options())};
+      rotate_on_gpu({{x.q, y.q}, {x.k, y.k}, {x.v, y.v, false}}, /*position=*/0, options, /*inverse=*/false);
+      return std::vector{y.q, y.k, y.v};
+    });
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const Operands of = {
+        .reads = {rows_contiguous(gradients[0]), rows_contiguous(gradients[1]), rows_contiguous(gradients[2])}};
+    const auto made = operation("dovetail::rotate", of, [options = saved_options(context)](const Operands& read) {
+      const at::Tensor &dq = read.reads[0], &dk = read.reads[1], &dv = read.reads[2];
+      const int64_t heads = dq.size(2), kv_heads = dk.size(2);
+      const at::Tensor dqkv = at::empty({dq.size(0), dq.size(1), (heads + 2 * kv_heads) * dq.size(3)}, dq.options());
+      const Heads to = split_heads(dqkv, heads, kv_heads);
+      rotate_on_gpu({{dq, to.q}, {dk, to.k}, {dv, to.v, false}}, /*position=*/0, options, /*inverse=*/true);
+      return std::vector{dqkv};
+    });
+    return {made[0], at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+at::Tensor rotate_by_kernel(const at::Tensor& x, int64_t position, AttentionOptions options) {
+  return options.rotary_dim == 0 || x.numel() == 0 ? x : RotateFunction::apply(x, position, options);
+}
+
+at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionOptions options,
+                  bool by_kernel) {
+  const TraceSpan span("dovetail::attention");
+  return composed::attention(q, k, v, options, by_kernel ? rotate_by_kernel : composed::rotate);
+}
+
 }  // namespace
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionOptions options) {
   check_attention(q, k, v, options);
   if (q.is_meta()) return at::empty(q.sizes(), q.options());
-  if (use_kernel(Kernel::kAttention, q) && q.numel() > 0) return AttentionFunction::apply(q, k, v, options);
-  const TraceSpan span("dovetail::attention");
-  return composed::attention(q, k, v, options);
+  const bool by_kernel = use_kernel(Kernel::kAttention, q) && q.numel() > 0;
+  if (by_kernel && q.is_cpu()) return AttentionFunction::apply(q, k, v, options);
+  return attend(q, k, v, options, by_kernel);
 }
 
 at::Tensor attention(const at::Tensor& qkv, int64_t heads, int64_t kv_heads, AttentionOptions options) {
@@ -218,8 +359,11 @@ at::Tensor attention(const at::Tensor& qkv, int64_t heads, int64_t kv_heads, Att
       "kv_heads; it is {} for {} heads and {} kv_heads",
       describe(qkv), heads, kv_heads);
   check_rotary(qkv.size(2) / (heads + 2 * kv_heads), options);
-  if (use_kernel(Kernel::kAttention, qkv) && qkv.numel() > 0)
-    return JoinedAttentionFunction::apply(qkv, heads, kv_heads, options);
+  if (use_kernel(Kernel::kAttention, qkv) && qkv.numel() > 0) {
+    if (qkv.is_cpu()) return JoinedAttentionFunction::apply(qkv, heads, kv_heads, options);
+    const auto x = JoinedHeadsFunction::apply(qkv, heads, kv_heads, options);
+    return attend(x[0], x[1], x[2], /*options=*/{}, /*by_kernel=*/true);
+  }
   const Heads x = split_heads(qkv.contiguous(), heads, kv_heads);
   return attention(x.q, x.k, x.v, options);
 }
@@ -229,6 +373,7 @@ at::Tensor rotate(const at::Tensor& x, int64_t position, AttentionOptions option
   check_rotary(x.size(3), options);
   if (x.is_meta()) return at::empty_like(x);
   const at::NoGradGuard no_grad;
+  if (x.is_cuda() && use_kernel(Kernel::kAttention, x)) return rotate_by_kernel(x, position, options);
   return composed::rotate(x, position, options);
 }
 

@@ -44,18 +44,21 @@ at::Tensor rotate(const at::Tensor& x, int64_t position, AttentionOptions option
   return at::cat({rotated, x.narrow(-1, options.rotary_dim, x.size(-1) - options.rotary_dim)}, -1);
 }
 
-at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionOptions options) {
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionOptions options,
+                     Rotate rotate_by) {
   const int64_t queries = q.size(1), keys = k.size(1);
-  const at::Tensor rotated_q = composed::rotate(q, keys - queries, options);
+  const at::Tensor rotated_q = rotate_by(q, keys - queries, options);
   // With a cache the earlier keys are already rotated.
-  const at::Tensor rotated_k =
-      keys == queries ? composed::rotate(k, 0, options)
-                      : at::cat({k.narrow(1, 0, keys - queries),
-                                 composed::rotate(k.narrow(1, keys - queries, queries), keys - queries, options)},
-                                1);
+  const at::Tensor rotated_k = keys == queries || options.rotary_dim == 0
+                                   ? rotate_by(k, 0, options)
+                                   : at::cat({k.narrow(1, 0, keys - queries),
+                                              rotate_by(k.narrow(1, keys - queries, queries), keys - queries, options)},
+                                             1);
   if (q.numel() == 0) return at::empty_like(q);
   std::optional<at::Tensor> mask;
-  if (keys != queries) mask = at::ones({queries, keys}, q.options().dtype(at::kBool)).tril(keys - queries);
+  // One query sees all keys. A mask would keep ATen from flash attention.
+  if (keys != queries && queries > 1)
+    mask = at::ones({queries, keys}, q.options().dtype(at::kBool)).tril(keys - queries);
   return at::scaled_dot_product_attention(rotated_q.transpose(1, 2), rotated_k.transpose(1, 2), v.transpose(1, 2), mask,
                                           /*dropout_p=*/0.0, /*is_causal=*/keys == queries, /*scale=*/std::nullopt,
                                           /*enable_gqa=*/q.size(2) != k.size(2))

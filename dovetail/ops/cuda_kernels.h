@@ -7,6 +7,7 @@
 #include "dovetail/ops/adamw_simd.h"
 #include "dovetail/ops/cross_entropy_simd.h"
 #include "dovetail/ops/norm_simd.h"
+#include "dovetail/ops/rotary.h"
 
 namespace dovetail {
 
@@ -42,6 +43,9 @@ struct CudaKernels {
   void (*squares)(std::span<const SquaresPiece> pieces, double* sums);
   /// At least one row. A target outside of the vocabulary makes the loss of its row NaN.
   void (*cross_entropy)(const CrossEntropyProblem& problem);
+
+  /// At most kMaxRotaryParts parts, in one launch.
+  void (*rotate)(const RotaryProblem& problem, std::span<const RotaryPart> parts);
 };
 
 /// Null in a build without nvcc, whose operations on a GPU are composed of ATen's; `dovetail doctor` says which it is.

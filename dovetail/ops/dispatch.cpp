@@ -48,7 +48,7 @@ std::atomic<uint32_t>& disabled_mask() {
 /// Whether there is a kernel for GPUs, too.
 bool has_gpu_kernel(Kernel kernel) {
   return kernel == Kernel::kNorm || kernel == Kernel::kActivation || kernel == Kernel::kCrossEntropy ||
-         kernel == Kernel::kAdamW || kernel == Kernel::kGemm;
+         kernel == Kernel::kAdamW || kernel == Kernel::kGemm || kernel == Kernel::kAttention;
 }
 
 SimdLevel level_from_environment() {

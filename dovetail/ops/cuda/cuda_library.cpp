@@ -59,6 +59,11 @@ void cross_entropy_on_stream(const CrossEntropyProblem& problem) {
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
+void rotate_on_stream(const RotaryProblem& problem, std::span<const RotaryPart> parts) {
+  cuda::rotate(problem, parts, stream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
 }  // namespace
 }  // namespace dovetail
 
@@ -71,6 +76,7 @@ extern "C" const dovetail::CudaKernels* dovetail_cuda_kernels() {
                                                 .column_sums = dovetail::column_sums_on_stream,
                                                 .adamw = dovetail::adamw_on_stream,
                                                 .squares = dovetail::squares_on_stream,
-                                                .cross_entropy = dovetail::cross_entropy_on_stream};
+                                                .cross_entropy = dovetail::cross_entropy_on_stream,
+                                                .rotate = dovetail::rotate_on_stream};
   return &kernels;
 }

@@ -8,6 +8,7 @@
 #include "dovetail/ops/adamw_simd.h"
 #include "dovetail/ops/cross_entropy_simd.h"
 #include "dovetail/ops/norm_simd.h"
+#include "dovetail/ops/rotary.h"
 
 /// Launchers of the kernels, which see neither ATen nor torch's streams: a .cu file with ATen takes 39 s to compile.
 namespace dovetail::cuda {
@@ -33,5 +34,7 @@ void column_sums(Storage storage, const void* x, int64_t rows, int64_t columns, 
 void adamw(std::span<const AdamWSpan> spans, const AdamWScalars& scalars, cudaStream_t stream);
 void squares(std::span<const SquaresPiece> pieces, double* sums, cudaStream_t stream);
 void cross_entropy(const CrossEntropyProblem& problem, cudaStream_t stream);
+
+void rotate(const RotaryProblem& problem, std::span<const RotaryPart> parts, cudaStream_t stream);
 
 }  // namespace dovetail::cuda
