@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "dovetail/mx/float8_gpu.h"
 #include "dovetail/mx/native.h"
 #include "dovetail/mx/quantize_simd.h"
 
@@ -31,6 +32,8 @@ struct CudaKernels {
   void (*dequantize_to_bfloat16)(const DequantizeProblem& problem, uint16_t* y);
   /// By cuBLASLt. Null where the library was made without that of CUDA 12.8 or later.
   void (*native_product)(const NativeProblem& problem);
+  void (*float8_amax)(const Float8GpuProblem& problem);
+  void (*quantize_float8)(const Float8GpuProblem& problem);
   /// Names and compute capabilities of this process's GPUs.
   std::vector<NativeDevice> (*describe_gpus)();
 };

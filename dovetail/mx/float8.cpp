@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "dovetail/base/error.h"
@@ -55,12 +56,63 @@ void check_input(const at::Tensor& x, const Float8Spec& spec) {
              "mx::quantize_float8: the format must be e4m3 or e5m2, but is {}", name(spec.format));
   user_check(x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16,
              "mx::quantize_float8: x must be float32 or bfloat16, but is {}; convert it first", describe(x));
-  user_check(x.is_cpu(), "mx::quantize_float8: only CPU tensors can be quantized, but x is {}", describe(x));
+  user_check(x.is_cpu() || x.is_cuda(), "mx::quantize_float8: x must be on the CPU or a GPU, but is {}", describe(x));
   const int64_t least = spec.blocks == Float8Blocks::kSquare ? 2 : 1;
   user_check(x.dim() >= least && (least == 1 || x.dim() == 2), "mx::quantize_float8: x must have {}, but is {}",
              least == 2 ? "two dimensions" : "a dimension", describe(x));
   user_check(spec.amax == 0 || spec.blocks == Float8Blocks::kTensor,
              "mx::quantize_float8: a largest magnitude from outside is for a whole tensor");
+}
+
+/// Of each block of x (rows, cols), as float32.
+at::Tensor block_amax(const at::Tensor& x, const Layout& l) {
+  const int64_t down = (l.rows + l.row_block - 1) / l.row_block, across = (l.cols + l.col_block - 1) / l.col_block;
+  const at::Tensor padded =
+      at::constant_pad_nd(x.abs(), {0, across * l.col_block - l.cols, 0, down * l.row_block - l.rows});
+  return padded.view({down, l.row_block, across, l.col_block}).amax({1, 3});
+}
+
+/// Each block's number for each element of it.
+at::Tensor of_elements(const at::Tensor& of_blocks, const Layout& l) {
+  return of_blocks.repeat_interleave(l.row_block, 0)
+      .narrow(0, 0, l.rows)
+      .repeat_interleave(l.col_block, 1)
+      .narrow(1, 0, l.cols);
+}
+
+at::ScalarType element_type(Format format) { return format == Format::kE5M2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn; }
+
+/// The numbers and codes of the CPU, by ATen's operations; nothing is counted, and nothing waits for the GPU.
+Float8 quantize_on_gpu(const at::Tensor& x_in, const Float8Spec& spec) {
+  constexpr double kSmallestAmax = 0x1p-80, kNan = std::numeric_limits<double>::quiet_NaN();
+  const Layout l = layout_of(x_in.sizes(), spec.blocks);
+  Float8 out;
+  const auto value_type = spec.power_of_two ? x_in.scalar_type() : at::kFloat;
+  at::Tensor scales = at::ones(float8_scale_sizes(x_in.sizes(), spec.blocks), x_in.options().dtype(at::kFloat));
+  at::Tensor codes = at::empty(x_in.sizes(), x_in.options().dtype(at::kByte));
+  at::Tensor values = at::empty(x_in.sizes(), x_in.options().dtype(value_type));
+  if (x_in.numel() > 0) {
+    const at::Tensor x = x_in.detach().contiguous().view({l.rows, l.cols}).to(at::kFloat);
+    const at::Tensor most = block_amax(x, l), finite = at::isfinite(most);
+    const double largest = largest_number(spec.format);
+    const at::Tensor amax = spec.amax > 0 ? at::full_like(most, spec.amax) : most;
+    at::Tensor factor = at::full_like(most, largest).div(amax.clamp_min(kSmallestAmax));
+    if (spec.power_of_two) factor = factor.view(at::kInt).bitwise_and(0x7f800000).view(at::kFloat);
+    factor = at::where(finite, factor, 0.0);
+    const at::Tensor scale = at::where(finite, factor.reciprocal(), kNan);
+    const at::Tensor of_element = of_elements(factor, l);
+    const at::Tensor scaled = at::where(of_element == 0, 0.0, x.mul(of_element).clamp(-largest, largest));
+    const at::Tensor elements = scaled.to(element_type(spec.format));
+    codes = elements.view(at::kByte).view(x_in.sizes());
+    values = elements.to(at::kFloat).mul(of_elements(scale, l)).to(value_type).view(x_in.sizes());
+    scales = scale.view(scales.sizes());
+  }
+  if (spec.values) {
+    out.values = values;
+  } else {
+    out.tensor = {codes, scales, spec.format, spec.blocks};
+  }
+  return out;
 }
 
 }  // namespace
@@ -98,6 +150,7 @@ void encode_float8_piece(const Float8Problem& p, PieceRange piece, const ColumnS
 Float8 quantize_float8(const at::Tensor& x_in, const Float8Spec& spec) {
   check_input(x_in, spec);
   const TraceSpan span("dovetail::quantize_float8");
+  if (x_in.is_cuda()) return quantize_on_gpu(x_in, spec);
   simd_level();  // DOVETAIL_SIMD takes effect before the first kernel runs
   const at::Tensor x = x_in.detach().contiguous();
   const Layout layout = layout_of(x.sizes(), spec.blocks);
@@ -127,6 +180,14 @@ Float8 quantize_float8(const at::Tensor& x_in, const Float8Spec& spec) {
 
 at::Tensor dequantize(const Float8Tensor& x, at::ScalarType dtype) {
   constexpr int64_t kGrainElements = 65536;
+  if (x.codes.is_cuda()) {
+    if (x.codes.numel() == 0) return at::empty(x.codes.sizes(), x.codes.options().dtype(dtype));
+    const Layout l = layout_of(x.codes.sizes(), x.blocks);
+    const at::Tensor of_blocks =
+        x.scales.reshape({(l.rows + l.row_block - 1) / l.row_block, (l.cols + l.col_block - 1) / l.col_block});
+    const at::Tensor numbers = x.codes.contiguous().view(element_type(x.format)).view({l.rows, l.cols}).to(at::kFloat);
+    return numbers.mul(of_elements(of_blocks, l)).view(x.codes.sizes()).to(dtype);
+  }
   const ElementSpec& spec = element_spec(x.format);
   std::array<float, 256> elements;
   for (size_t code = 0; code < elements.size(); ++code)

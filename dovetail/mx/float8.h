@@ -41,10 +41,10 @@ struct Float8 {
 /// magnitude of the block), with `power_of_two` rounded down to one; the stored scale is float32(1 / s). Magnitudes
 /// below 2^-80 count as that when s is chosen. A block with a NaN or an infinity has codes 0 and the scale NaN.
 ///
-/// x: at least one dimension (kSquare: two); float32 or bfloat16, any strides, on CPU. Throws UserError for what cannot
-/// be quantized, naming it. The result does not depend on threads or instruction set.
-/// Sources: Micikevicius et al., "FP8 Formats for Deep Learning" (arXiv 2209.05433); blocks as in DeepSeek-V3
-/// (arXiv 2412.19437, section 3.3.2).
+/// x: at least one dimension (kSquare: two); float32 or bfloat16, any strides, on the CPU or a GPU, where nothing is
+/// counted. Throws UserError for what cannot be quantized, naming it. The result does not depend on threads or
+/// instruction set. Sources: Micikevicius et al., "FP8 Formats for Deep Learning" (arXiv 2209.05433); blocks as in
+/// DeepSeek-V3 (arXiv 2412.19437, section 3.3.2).
 Float8 quantize_float8(const at::Tensor& x, const Float8Spec& spec);
 
 /// float32(code * scale), as float32 or bfloat16.

@@ -1,6 +1,7 @@
 #include "dovetail/mx/quantized_linear.h"
 
 #include <ATen/ATen.h>
+#include <ATen/BlasBackend.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -13,6 +14,8 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/base/rng.h"
+#include "dovetail/mx/cuda_kernels.h"
+#include "dovetail/mx/float8.h"
 #include "dovetail/mx/last_input.h"
 #include "dovetail/mx/operand.h"
 #include "dovetail/ops/dispatch.h"
@@ -49,6 +52,25 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b, const GemmOptions& 
   return gemm(a, b, options).to(dtype);
 }
 
+at::ScalarType element_type(Format format) { return format == Format::kE5M2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn; }
+
+int64_t scaling_of(Blocks blocks) {
+  using Scaling = at::blas::ScalingType;
+  return static_cast<int64_t>(blocks == Blocks::kTensor  ? Scaling::TensorWise
+                              : blocks == Blocks::k1x128 ? Scaling::BlockWise1x128
+                                                         : Scaling::BlockWise128x128);
+}
+
+/// a (rows, depth) times b (cols, depth) transposed, of codes: both contiguous.
+at::Tensor float8_product(const at::Tensor& a, const at::Tensor& a_scales, Blocks a_blocks, const at::Tensor& b,
+                          const at::Tensor& b_scales, Blocks b_blocks, const std::optional<at::Tensor>& bias = {}) {
+  constexpr int64_t kPlain = static_cast<int64_t>(at::blas::SwizzleType::NO_SWIZZLE);
+  const bool fused = bias && a_blocks == Blocks::kTensor;
+  at::Tensor y = at::_scaled_mm_v2(a, b.t(), {a_scales}, {scaling_of(a_blocks)}, {kPlain}, {b_scales},
+                                   {scaling_of(b_blocks)}, {kPlain}, fused ? bias : std::nullopt, at::kBFloat16);
+  return bias && !fused ? y.add_(*bias) : y;
+}
+
 }  // namespace
 
 class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinearFunction> {
@@ -69,6 +91,10 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     kept.column_later = needs_column && layer.leaves_column_to_plan(input);
     const bool keeps_column = needs_column && !kept.column_later;
     if (keeps_column) std::tie(kept.codes, kept.scales) = last_input().find(x, recipe);
+    // Codes for FP8 products lie otherwise than those for emulated ones.
+    if (kept.codes.defined() && !recipe.is_microscaling() &&
+        (kept.codes.scalar_type() != at::kByte) != layer.multiplies_float8(input, input.size(0), weight))
+      kept.codes = kept.scales = at::Tensor();
     const bool makes_column = keeps_column && !kept.codes.defined();
     if (kept.by_rows) kept.x = input;
 
@@ -170,6 +196,15 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     const at::Tensor &x = of[0], &weight = of[1], &bias = of[2];
     RowOperation::Statistics statistics;
     OperandCopies input;
+    if (!by_rows && x.size(-1) == weight.size(1) && layer.multiplies_float8(x, x.size(0), weight)) {
+      const auto of_x = layer.float8_codes(Operand::kActivation, x),
+                 of_w = layer.float8_codes(Operand::kWeight, weight);
+      const LinearRecipe& r = layer.recipe_;
+      const at::Tensor y = float8_product(of_x.row, of_x.row_scales, r.activation.blocks, of_w.row, of_w.row_scales,
+                                          r.weight.blocks, optional(bias));
+      if (!request.kept) return {y, {}, {}, {}, {}};
+      return {y, of_x.column, of_x.column_scales, {}, {}};
+    }
     if (by_rows) {
       const auto prologue = holder.prologue->with({of[3], of[4]});
       input = layer.quantized(Operand::kActivation, prologue->rows(x, statistics), request, call);
@@ -203,7 +238,10 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     const auto one = [&](const char* name, const Wanted& some, const QuantizedLinear::Call& of_call) {
       Operands operands{.reads = of};
       std::vector<at::Tensor>& reads = operands.reads;
-      if (!some.input) reads[1] = reads[5] = reads[6] = at::Tensor();
+      // FP8 products ask for the weight's sizes.
+      if (!some.input && holder->layer->recipe_.weight.format && holder->layer->recipe_.weight.is_microscaling())
+        reads[1] = at::Tensor();
+      if (!some.input) reads[5] = reads[6] = at::Tensor();
       if (!some.weight) reads[2] = reads[3] = at::Tensor();
       if (!some.weight && !(some.input && by_rows)) reads[4] = at::Tensor();
       return operation(name, std::move(operands), [holder, of_call, some, by_rows](const Operands& given) {
@@ -231,6 +269,23 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     const auto prologue = by_rows ? holder.prologue->with({of[7], of[8]}) : nullptr;
     // Each operand goes when its product is done: they are as large as activations.
     at::Tensor dinput, dweight, dbias;
+    if (!by_rows && (wanted.input || wanted.weight) && layer.multiplies_float8(dy, dy.size(0), weight)) {
+      const LinearRecipe& r = layer.recipe_;
+      const auto codes = layer.float8_codes(Operand::kGradient, dy);
+      if (wanted.weight) {
+        QuantizedLinear::Codes of_x{.row = {}, .column = of[2], .row_scales = {}, .column_scales = of[3]};
+        if (!of_x.column.defined()) of_x = layer.float8_codes(Operand::kActivation, as_rows(of[4]));
+        dweight = float8_product(codes.column, codes.column_scales, r.gradient.blocks, of_x.column, of_x.column_scales,
+                                 r.activation.blocks);
+      }
+      if (wanted.input) {
+        const auto of_weight = layer.float8_codes(Operand::kWeight, weight);
+        dinput = float8_product(codes.row, codes.row_scales, r.gradient.blocks, of_weight.column,
+                                of_weight.column_scales, r.weight.blocks);
+      }
+      if (wanted.bias) dbias = gemm(at::ones({1, dy.size(0)}, dy.options()), dy).squeeze(0);
+      return {dinput, dweight, dbias, {}, {}};
+    }
     OperandCopies of_dy = gradient_copies(layer, dy, {.row = wanted.input, .column = wanted.weight}, call);
     if (wanted.weight) {
       const at::ScalarType dtype = emulation_dtype(dy, layer.recipe_.gradient, layer.recipe_.activation);
@@ -316,12 +371,19 @@ void QuantizedLinear::begin_step(uint64_t seed, bool count) {
   calls_ = {};
   statistics_ = {};
   for (auto& of_operand : recorded_) of_operand.clear();
+  seen_ = {};
 }
 
 LinearStatistics QuantizedLinear::statistics() const {
   LinearStatistics sums = statistics_;
   for (const Operand operand : kOperands)
     for (const Statistics& of_call : recorded_[static_cast<size_t>(operand)]) sums.of(operand).add(of_call);
+  for (const Operand operand : kOperands) {
+    const at::Tensor& seen = seen_[static_cast<size_t>(operand)];
+    if (!seen.defined()) continue;
+    Statistics& of_operand = sums.of(operand);
+    of_operand.amax_bits = std::max(of_operand.amax_bits, static_cast<uint32_t>(seen.item<int32_t>()));
+  }
   return sums;
 }
 
@@ -348,6 +410,10 @@ OperandCopies QuantizedLinear::quantized(Operand operand, const X& x, OperandReq
   request.count = count_ && call.counts;
   request.as_codes = gemm_ == Gemm::kNative;
   OperandCopies copies = quantize_operand(x, how, request);
+  if constexpr (std::is_same_v<X, at::Tensor>) {
+    if (how.history > 0 && x.is_cuda() && x.numel() > 0)
+      see(operand, x.detach().abs().amax().to(at::kFloat).view(at::kInt));
+  }
   if (operand == Operand::kWeight) {
     if (request.row) statistics_.weight = copies.statistics;
   } else if (!call.counts) {
@@ -360,6 +426,73 @@ OperandCopies QuantizedLinear::quantized(Operand operand, const X& x, OperandReq
     statistics_.of(operand).add(copies.statistics);
   }
   return copies;
+}
+
+bool QuantizedLinear::multiplies_float8(const at::Tensor& x, int64_t rows, const at::Tensor& weight) const {
+  if (!x.is_cuda() || x.scalar_type() != at::kBFloat16 || rows == 0 || weight.numel() == 0) return false;
+  bool blocks = false, tensors = false;
+  for (const Operand operand : kOperands) {
+    const OperandRecipe& how = recipe_.of(operand);
+    if (!how.format || how.is_microscaling()) return false;
+    (how.blocks == Blocks::kTensor ? tensors : blocks) = true;
+  }
+  if (blocks == tensors || recipe_.activation.format == Format::kE5M2 ||
+      (recipe_.weight.format == Format::kE5M2 && recipe_.gradient.format == Format::kE5M2) || cuda_kernels() == nullptr)
+    return false;
+  const int64_t multiple = blocks ? kFloat8Block : 16;
+  if (rows % multiple != 0 || weight.size(0) % multiple != 0 || weight.size(1) % multiple != 0) return false;
+  const NativeDevice device = native_device(x.device());
+  const int capability = 10 * device.major + device.minor;
+  return blocks ? capability == 90 : capability >= 89;
+}
+
+QuantizedLinear::Codes QuantizedLinear::float8_codes(Operand operand, const at::Tensor& x_in) {
+  const OperandRecipe& how = recipe_.of(operand);
+  const auto address = reinterpret_cast<uintptr_t>(x_in.const_data_ptr());
+  const at::Tensor x =
+      x_in.is_contiguous() && address % 16 == 0 ? x_in.detach() : x_in.detach().clone(at::MemoryFormat::Contiguous);
+  const int64_t rows = x.size(0), cols = x.size(1);
+  const auto codes = x.options().dtype(element_type(*how.format)), numbers = x.options().dtype(at::kFloat);
+  Codes made = {.row = at::empty({rows, cols}, codes),
+                .column = at::empty({cols, rows}, codes),
+                .row_scales = {},
+                .column_scales = {}};
+  Float8GpuProblem p = {.rows = rows,
+                        .cols = cols,
+                        .narrow = x.scalar_type() == at::kBFloat16,
+                        .x = x.const_data_ptr(),
+                        .e5m2 = *how.format == Format::kE5M2,
+                        .power_of_two = !how.float32_scales,
+                        .amax = amax_for(operand),
+                        .codes = static_cast<uint8_t*>(made.row.mutable_data_ptr()),
+                        .transposed = static_cast<uint8_t*>(made.column.mutable_data_ptr())};
+  at::Tensor most;
+  if (how.blocks == Blocks::kTensor) {
+    most = at::zeros({}, x.options().dtype(at::kInt));
+    made.row_scales = made.column_scales = at::empty({1}, numbers);
+    p.most = reinterpret_cast<uint32_t*>(most.mutable_data_ptr<int32_t>());
+    cuda_kernels()->float8_amax(p);
+    if (how.history > 0) see(operand, most);
+  } else {
+    const int64_t down = rows / kFloat8Block, across = cols / kFloat8Block;
+    const auto by_fours = [](int64_t count) { return (count + 3) / 4 * 4; };
+    const bool square = how.blocks == Blocks::k128x128;
+    p.kind = square ? Float8GpuProblem::Kind::kSquare : Float8GpuProblem::Kind::kLines;
+    p.scale_stride = square ? by_fours(across) : rows;
+    p.column_scale_stride = square ? by_fours(down) : cols;
+    // Dimensions of at::_scaled_mm_v2: the contiguous one first.
+    made.row_scales = at::zeros({square ? down : across, p.scale_stride}, numbers).t();
+    made.column_scales = at::zeros({square ? across : down, p.column_scale_stride}, numbers).t();
+  }
+  p.scales = made.row_scales.mutable_data_ptr<float>();
+  p.column_scales = made.column_scales.mutable_data_ptr<float>();
+  cuda_kernels()->quantize_float8(p);
+  return made;
+}
+
+void QuantizedLinear::see(Operand operand, const at::Tensor& amax) {
+  at::Tensor& seen = seen_[static_cast<size_t>(operand)];
+  seen = seen.defined() ? at::maximum(seen, amax) : amax;
 }
 
 float QuantizedLinear::amax_for(Operand operand) const {

@@ -40,7 +40,10 @@ struct LinearStatistics {
 /// Products are emulated: what is quantized goes on as bfloat16, in which every format is exact (see `dequantize`), and
 /// is added up in FP32; on a CPU without bfloat16 instructions, for float32 x, and where a scale is not a power of two,
 /// as float32. No copy of the weight is kept from one product to the next: quantizing it again takes less time than
-/// dequantizing a copy. Native products (`native_product`) read the codes themselves, all three of them or none.
+/// dequantizing a copy. On a GPU with FP8 products (compute capability 8.9; 9.0 for blocks of 128) FP8 recipes multiply
+/// codes by at::_scaled_mm if x is bfloat16, all three operands are FP8, and all sizes divide by 16,
+/// with blocks by 128. Other FP8 products are emulated there too. Native products (`native_product`) read the codes
+/// themselves, all three of them or none.
 class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
  public:
   /// `name` is the layer's, for messages. `input_stays`: the backward pass of what makes x keeps x anyhow.
@@ -50,7 +53,7 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   using Prologue = std::shared_ptr<const RowOperation>;
 
   /// x (..., in), or what `prologue` turns into that; weight (out, in); bias (out) or undefined; float32 or bfloat16,
-  /// all of one dtype, on the CPU or a GPU (microscaling formats only). y (..., out). The meta device gives shapes.
+  /// all of one dtype, on the CPU or a GPU. y (..., out). The meta device gives shapes.
   /// Throws UserError naming the layer.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {},
                      const Prologue& prologue = nullptr);
@@ -72,6 +75,15 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
  private:
   friend class QuantizedLinearFunction;
   float amax_for(Operand operand) const;
+  /// Codes of x (rows, cols) and of its transpose, with scales as at::_scaled_mm_v2 takes them.
+  struct Codes {
+    at::Tensor row, column, row_scales, column_scales;
+  };
+  /// Whether products of these sizes multiply FP8 codes.
+  bool multiplies_float8(const at::Tensor& x, int64_t rows, const at::Tensor& weight) const;
+  Codes float8_codes(Operand operand, const at::Tensor& x);
+  /// Raises what statistics() reports of a tensor on a GPU, for delayed scaling.
+  void see(Operand operand, const at::Tensor& amax);
 
   /// A quantization of an activation or a gradient: its number among those of the step. A recorded one may run again,
   /// and counts at a place of its own, so that it counts the same again.
@@ -104,6 +116,7 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   std::array<std::vector<Statistics>, 3> recorded_;
   std::array<uint64_t, 3> calls_{};
   std::array<at::Tensor, 3> amax_histories_;
+  std::array<at::Tensor, 3> seen_;  ///< largest magnitudes of the step, on a GPU; delayed scaling only
   uint64_t seed_ = 0;
   bool count_ = true;
 };

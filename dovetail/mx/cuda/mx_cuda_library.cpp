@@ -2,6 +2,7 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include "dovetail/mx/cuda/float8.h"
 #include "dovetail/mx/cuda/launch.h"
 #include "dovetail/mx/cuda/native_gemm.h"
 #include "dovetail/mx/cuda_kernels.h"
@@ -65,6 +66,16 @@ void dequantize_to_bfloat16_on_stream(const DequantizeProblem& problem, uint16_t
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
+void float8_amax_on_stream(const Float8GpuProblem& problem) {
+  cuda::float8_amax(problem, stream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+void quantize_float8_on_stream(const Float8GpuProblem& problem) {
+  cuda::quantize_float8(problem, stream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
 std::vector<NativeDevice> describe_gpus() {
   int count = 0;
   C10_CUDA_CHECK(cudaGetDeviceCount(&count));
@@ -86,6 +97,8 @@ extern "C" const dovetail::mx::CudaKernels* dovetail_mx_cuda_kernels() {
       .dequantize_to_float32 = dovetail::mx::dequantize_to_float32_on_stream,
       .dequantize_to_bfloat16 = dovetail::mx::dequantize_to_bfloat16_on_stream,
       .native_product = dovetail::mx::cuda::native_gemm(),
+      .float8_amax = dovetail::mx::float8_amax_on_stream,
+      .quantize_float8 = dovetail::mx::quantize_float8_on_stream,
       .describe_gpus = dovetail::mx::describe_gpus};
   return &kernels;
 }

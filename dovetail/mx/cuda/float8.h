@@ -1,0 +1,12 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "dovetail/mx/float8_gpu.h"
+
+namespace dovetail::mx::cuda {
+
+void float8_amax(const Float8GpuProblem& problem, cudaStream_t stream);
+void quantize_float8(const Float8GpuProblem& problem, cudaStream_t stream);
+
+}  // namespace dovetail::mx::cuda
