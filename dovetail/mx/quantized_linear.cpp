@@ -238,9 +238,10 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     const auto one = [&](const char* name, const Wanted& some, const QuantizedLinear::Call& of_call) {
       Operands operands{.reads = of};
       std::vector<at::Tensor>& reads = operands.reads;
-      // FP8 products ask for the weight's sizes.
-      if (!some.input && holder->layer->recipe_.weight.format && holder->layer->recipe_.weight.is_microscaling())
-        reads[1] = at::Tensor();
+      // FP8 products on a GPU ask for the weight's sizes.
+      const OperandRecipe& of_weight = holder->layer->recipe_.weight;
+      const bool asks = of[0].is_cuda() && of_weight.format && !of_weight.is_microscaling();
+      if (!some.input && !asks) reads[1] = at::Tensor();
       if (!some.input) reads[5] = reads[6] = at::Tensor();
       if (!some.weight) reads[2] = reads[3] = at::Tensor();
       if (!some.weight && !(some.input && by_rows)) reads[4] = at::Tensor();
@@ -490,9 +491,11 @@ QuantizedLinear::Codes QuantizedLinear::float8_codes(Operand operand, const at::
   return made;
 }
 
+/// `amax`: bits of float32; a tensor that is not finite says nothing, as on the CPU.
 void QuantizedLinear::see(Operand operand, const at::Tensor& amax) {
   at::Tensor& seen = seen_[static_cast<size_t>(operand)];
-  seen = seen.defined() ? at::maximum(seen, amax) : amax;
+  const at::Tensor finite = at::where(amax < 0x7f800000, amax, 0);
+  seen = seen.defined() ? at::maximum(seen, finite) : finite;
 }
 
 float QuantizedLinear::amax_for(Operand operand) const {
