@@ -17,6 +17,8 @@
 
 namespace dovetail::mx {
 
+at::ScalarType float8_type(Format format) { return format == Format::kE5M2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn; }
+
 namespace {
 
 struct Layout {
@@ -80,8 +82,6 @@ at::Tensor of_elements(const at::Tensor& of_blocks, const Layout& l) {
       .narrow(1, 0, l.cols);
 }
 
-at::ScalarType element_type(Format format) { return format == Format::kE5M2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn; }
-
 /// The numbers and codes of the CPU, by ATen's operations; nothing is counted, and nothing waits for the GPU.
 Float8 quantize_on_gpu(const at::Tensor& x_in, const Float8Spec& spec) {
   constexpr double kSmallestAmax = 0x1p-80, kNan = std::numeric_limits<double>::quiet_NaN();
@@ -102,7 +102,7 @@ Float8 quantize_on_gpu(const at::Tensor& x_in, const Float8Spec& spec) {
     const at::Tensor scale = at::where(finite, factor.reciprocal(), kNan);
     const at::Tensor of_element = of_elements(factor, l);
     const at::Tensor scaled = at::where(of_element == 0, 0.0, x.mul(of_element).clamp(-largest, largest));
-    const at::Tensor elements = scaled.to(element_type(spec.format));
+    const at::Tensor elements = scaled.to(float8_type(spec.format));
     codes = elements.view(at::kByte).view(x_in.sizes());
     values = elements.to(at::kFloat).mul(of_elements(scale, l)).to(value_type).view(x_in.sizes());
     scales = scale.view(scales.sizes());
@@ -185,7 +185,7 @@ at::Tensor dequantize(const Float8Tensor& x, at::ScalarType dtype) {
     const Layout l = layout_of(x.codes.sizes(), x.blocks);
     const at::Tensor of_blocks =
         x.scales.reshape({(l.rows + l.row_block - 1) / l.row_block, (l.cols + l.col_block - 1) / l.col_block});
-    const at::Tensor numbers = x.codes.contiguous().view(element_type(x.format)).view({l.rows, l.cols}).to(at::kFloat);
+    const at::Tensor numbers = x.codes.contiguous().view(float8_type(x.format)).view({l.rows, l.cols}).to(at::kFloat);
     return numbers.mul(of_elements(of_blocks, l)).view(x.codes.sizes()).to(dtype);
   }
   const ElementSpec& spec = element_spec(x.format);

@@ -13,6 +13,9 @@ namespace dovetail::mx {
 enum class Float8Blocks { kTensor, kRow, kColumn, kSquare };
 constexpr int64_t kFloat8Block = 128;
 
+/// torch's dtype of codes: e4m3 or e5m2.
+at::ScalarType float8_type(Format format);
+
 struct Float8Spec {
   Format format = Format::kE4M3;  ///< or kE5M2
   Float8Blocks blocks = Float8Blocks::kTensor;

@@ -52,8 +52,6 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b, const GemmOptions& 
   return gemm(a, b, options).to(dtype);
 }
 
-at::ScalarType element_type(Format format) { return format == Format::kE5M2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn; }
-
 int64_t scaling_of(Blocks blocks) {
   using Scaling = at::blas::ScalingType;
   return static_cast<int64_t>(blocks == Blocks::kTensor  ? Scaling::TensorWise
@@ -453,7 +451,7 @@ QuantizedLinear::Codes QuantizedLinear::float8_codes(Operand operand, const at::
   const at::Tensor x =
       x_in.is_contiguous() && address % 16 == 0 ? x_in.detach() : x_in.detach().clone(at::MemoryFormat::Contiguous);
   const int64_t rows = x.size(0), cols = x.size(1);
-  const auto codes = x.options().dtype(element_type(*how.format)), numbers = x.options().dtype(at::kFloat);
+  const auto codes = x.options().dtype(float8_type(*how.format)), numbers = x.options().dtype(at::kFloat);
   Codes made = {.row = at::empty({rows, cols}, codes),
                 .column = at::empty({cols, rows}, codes),
                 .row_scales = {},
