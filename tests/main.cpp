@@ -29,7 +29,10 @@ std::string filter_by_file(std::string_view file) {
 
 class SeedsEachTest : public testing::EmptyTestEventListener {
   /// Only the CPU's generator: at::manual_seed would look for a GPU before a test has loaded torch's CUDA library.
-  void OnTestStart(const testing::TestInfo&) override { at::detail::getDefaultCPUGenerator().set_current_seed(0); }
+  void OnTestStart(const testing::TestInfo&) override {
+    auto generator = at::detail::getDefaultCPUGenerator();
+    generator.set_current_seed(0);
+  }
 };
 
 }  // namespace
