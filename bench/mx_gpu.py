@@ -4,7 +4,7 @@ usage: ./dev bench mx_gpu [--seconds N] [--formats e4m3,e5m2,...] [--out FILE]
 
 Matrices of 8192 x 8192 and 4096 x 16384. Several lie in memory and take turns, so that the second-level cache holds
 none. Bytes count what a pass must move: x, codes and scales. Events of the GPU time one turn of all, the median counts.
-The bandwidth is that of a copy of 1 GiB in the same run, read plus written. Linear is forward and backward of 16,384
+A copy of 1 GiB in the same run, read plus written, gives the bandwidth. Linear is forward and backward of 16,384
 rows in BF16, `dovetail.mx.linear` over `nn.Linear`, in turns. Python has no function for both copies at once, nor for
 square blocks. One line of JSON each. After `--seconds` no further row begins. Goals: quantize and dequantize at least
 0.80, Linear at most 1.30 at widths 2048 and 4096. Exit code 1 when a row misses its goal, 2 without a GPU.

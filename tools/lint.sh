@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # `./dev lint`: formatting, layers, Python, words, and clang-tidy on changed files.
-# --all runs clang-tidy on every file, --fast leaves it out.
+# --all runs clang-tidy on every file; --fast leaves out clang-tidy and the report of the CUDA kernels.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 steps=0 failures=0
@@ -19,6 +19,7 @@ layers() { python tools/check_layers.py; }
 python_style() { ruff format -q --check . && ruff check -q .; }
 shell_syntax() { bash -n dev && bash -n .ci/run && bash -n tools/lint.sh && bash -n tests/bare.sh; }
 words() { python tools/check_words.py; }
+kernels() { python tools/check_kernels.py; }
 tidy() { python tools/tidy.py "$@"; }
 
 check clang-format formatted
@@ -26,6 +27,9 @@ check layers layers
 check ruff python_style
 check shell shell_syntax
 check words words
-[[ " $* " == *" --fast "* ]] || check clang-tidy tidy "$@"
+if [[ " $* " != *" --fast "* ]]; then
+  check kernels kernels
+  check clang-tidy tidy "$@"
+fi
 printf '%d passed, %d failed\n' $((steps - failures)) $failures
 [ $failures -eq 0 ]

@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 #include <fmt/format.h>
 
@@ -45,6 +46,12 @@ std::string load_gpu() {
 int count_gpus() { return at::accelerator::deviceCount(); }
 
 void use_gpu(int index) { at::accelerator::setDeviceIndex(static_cast<c10::DeviceIndex>(index)); }
+
+void use_own_stream() {
+  const c10::impl::VirtualGuardImpl gpu(c10::DeviceType::CUDA);
+  const c10::Device device = gpu.getDevice();
+  if (gpu.getStream(device) == gpu.getDefaultStream(device)) gpu.exchangeStream(gpu.getStreamFromGlobalPool(device));
+}
 
 GpuMemory gpu_memory() {
   const c10::DeviceIndex device = at::accelerator::getDeviceIndex();

@@ -18,6 +18,10 @@ int count_gpus();
 /// Makes GPU `index` (from 0) the current one of this thread.
 void use_gpu(int index);
 
+/// Gives this thread a stream of its own on the current GPU in place of the default one, which no graph can record.
+/// Work of other threads on the default stream is then not ordered with this thread's.
+void use_own_stream();
+
 /// Memory of the GPU in use, after `load_gpu` returned an empty text. The peak is that of the caching allocator's
 /// allocated bytes since the last reset.
 struct GpuMemory {

@@ -14,9 +14,9 @@ namespace dovetail {
 /// The ranks of a job. One process has one world; a job of one rank needs no network and every call returns at once.
 ///
 /// All ranks must make the same calls in the same order, with tensors of the same shape and dtype; a group is used by
-/// one thread. Tensors are contiguous and on the CPU or this rank's GPU (InternalError otherwise); work on a GPU's tensor
-/// follows what torch's current stream holds, and `wait` makes that stream wait. When a rank dies or stays
-/// silent for `timeout_s`, every other rank throws CommError naming the call and the rank that is missing: within
+/// one thread. Tensors are contiguous and on the CPU or this rank's GPU (InternalError otherwise); work on a GPU's
+/// tensor follows what torch's current stream holds, and `wait` makes that stream wait. When a rank dies or stays
+/// silent for `timeout_s`, every other rank throws CommError naming the call and the missing rank. They throw within
 /// milliseconds of each other, since whoever notices first closes its connections. The group is then unusable, and
 /// every later call throws again. Making a group of several ranks sets SIGPIPE to ignored where it has its default
 /// action (a dead peer would end this rank). The same world size and calls give the same bits; sums over another world

@@ -65,6 +65,10 @@ std::shared_ptr<const RowOperation> Norm::operation() const {
   return rms_ ? rms_norm_operation(weight, eps_) : layer_norm_operation(weight, bias, eps_);
 }
 
+NormedSum Norm::of_sum(const at::Tensor& x, const at::Tensor& branch) const {
+  return rms_ ? rms_norm_of_sum(x, branch, weight, eps_) : layer_norm_of_sum(x, branch, weight, bias, eps_);
+}
+
 Embedding::Embedding(int64_t rows, int64_t width, c10::Device device) {
   weight = register_parameter("weight", torch::empty({rows, width}, torch::dtype(torch::kFloat32).device(device)));
 }
@@ -90,10 +94,11 @@ Attention::Attention(const ModelConfig& config, const std::string& name, c10::De
                                              .input_stays = true}));  // attention keeps its result
 }
 
-at::Tensor Attention::forward(const at::Tensor& x_btc, const Norm& norm, CacheSlot* slot) {
+at::Tensor Attention::forward(const at::Tensor& x_btc, const std::shared_ptr<const RowOperation>& norm,
+                              CacheSlot* slot) {
   const auto batch = x_btc.size(0), tokens = x_btc.size(1);
   const AttentionOptions options{.rotary_dim = rotary_dim_, .theta = theta_};
-  const at::Tensor qkv = qkv_->forward(x_btc, norm.operation());
+  const at::Tensor qkv = qkv_->forward(x_btc, norm);
   at::Tensor mixed;
   if (slot == nullptr) {
     mixed = dovetail::attention(qkv, heads_, kv_heads_, options);
@@ -139,16 +144,29 @@ Block::Block(const ModelConfig& config, int64_t index, c10::Device device,
 
 BlockOutput Block::forward(const at::Tensor& x_btc, const moe::Pass& pass, CacheSlot* slot) {
   const LayerScope block(name_);
-  at::Tensor mixed_btc;
+  // A GPU has one kernel for a residual sum and its norm. On a CPU a Linear makes the norm's rows as it quantizes them.
+  const bool joins_sums = x_btc.is_cuda();
+  NormedSum residual{.sum = x_btc, .normal = {}};
+  at::Tensor branch;
   {
     const LayerScope part("attention");
-    mixed_btc = x_btc + attention_->forward(x_btc, *attention_norm_, slot);
+    if (joins_sums) {
+      residual = attention_norm_->of_sum(x_btc, {});
+      branch = attention_->forward(residual.normal, nullptr, slot);
+    } else {
+      residual.sum = x_btc + attention_->forward(x_btc, attention_norm_->operation(), slot);
+    }
   }
   const LayerScope part(ffn_ ? "ffn" : "moe");
-  if (ffn_) return {mixed_btc + ffn_->forward(mixed_btc, ffn_norm_->operation()), {}};
+  if (joins_sums) residual = ffn_norm_->of_sum(residual.sum, branch);
+  const at::Tensor& x = residual.sum;
+  if (ffn_) {
+    const at::Tensor y = joins_sums ? ffn_->forward(residual.normal) : ffn_->forward(x, ffn_norm_->operation());
+    return {x + y, {}};
+  }
   // Router and experts read the norm's result.
-  const moe::Layer::Output made = moe_->forward(ffn_norm_->forward(mixed_btc), pass);
-  return {mixed_btc + made.y, made.loss};
+  const moe::Layer::Output made = moe_->forward(joins_sums ? residual.normal : ffn_norm_->forward(x), pass);
+  return {x + made.y, made.loss};
 }
 
 BlockOutput checkpointed_forward(const std::shared_ptr<Block>& block, const at::Tensor& x_btc, const moe::Pass& pass) {

@@ -10,6 +10,7 @@
 #include "dovetail/moe/layer.h"
 #include "dovetail/mx/feed_forward.h"
 #include "dovetail/mx/linear.h"
+#include "dovetail/ops/functions.h"
 
 /// The parts of GPT. Legend: B batch, T tokens, C width, H heads, D head_dim.
 namespace dovetail {
@@ -20,6 +21,8 @@ class Norm : public torch::nn::Module {
  public:
   Norm(const ModelConfig& config, c10::Device device);
   at::Tensor forward(const at::Tensor& x) const { return operation()->apply(x); }  ///< (..., C)
+  /// x + branch and its norm, (..., C) each. An undefined branch counts as zero.
+  NormedSum of_sum(const at::Tensor& x, const at::Tensor& branch) const;
   /// For a Linear to put in front of its product.
   std::shared_ptr<const RowOperation> operation() const;
 
@@ -47,8 +50,9 @@ struct CacheSlot {
 class Attention : public torch::nn::Module {
  public:
   Attention(const ModelConfig& config, const std::string& name, c10::Device device);
-  /// (B, T, C) -> (B, T, C), of norm(x). With a slot the T tokens follow the cached ones and are written behind them.
-  at::Tensor forward(const at::Tensor& x_btc, const Norm& norm, CacheSlot* slot);
+  /// (B, T, C) -> (B, T, C) of norm(x), or of x where `norm` is null. With a slot the T tokens follow the cached ones
+  /// and are written behind them.
+  at::Tensor forward(const at::Tensor& x_btc, const std::shared_ptr<const RowOperation>& norm, CacheSlot* slot);
 
  private:
   int64_t heads_, kv_heads_, head_dim_, rotary_dim_;

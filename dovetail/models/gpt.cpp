@@ -168,10 +168,12 @@ LossSum GPT::loss(const at::Tensor& tokens, const moe::Pass& pass) {
   const LayerScope part("head");
   const auto sum = dovetail::linear_cross_entropy(x_btc.reshape({-1, state_->config.width}), state_->head_weight(),
                                                   on_device(targets.reshape({-1}), x_btc.device()));
-  if (!router_loss.defined()) return {sum, count_targets(tokens), {}};
+  // Counting tokens on a GPU would wait for it.
+  const int64_t num_targets = tokens.is_cuda() ? 0 : count_targets(tokens);
+  if (!router_loss.defined()) return {sum, num_targets, {}};
   // A tensor, for a recorded step has another number of targets each time.
   const at::Tensor weight = targets.ne(kPaddingToken).sum().to(router_loss.options());
-  return {sum, count_targets(tokens), router_loss * weight};
+  return {sum, num_targets, router_loss * weight};
 }
 
 int64_t count_targets(const at::Tensor& tokens) {

@@ -47,8 +47,8 @@ class GPT : public torch::nn::Module {
   ~GPT() override;
 
   /// tokens (B, T + 1) int64: predicts tokens[:, 1:] from tokens[:, :-1]. -100 is padding: as a target it is left out
-  /// of sum and weight, as an input it reads as token 0. The weight is counted on the tokens' device: tokens on the CPU
-  /// cost a GPU no synchronisation.
+  /// of sum and weight, as an input it reads as token 0. Tokens on a GPU are not counted, which would wait for it:
+  /// their weight is 0.
   ///
   /// In a recorded step (base/operation.h) the weight is that of the recorded tokens: count it with `count_targets`.
   LossSum loss(const at::Tensor& tokens, const moe::Pass& pass = {});

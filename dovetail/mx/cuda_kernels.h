@@ -30,7 +30,7 @@ struct CudaKernels {
   void (*quantize)(const QuantizeProblem& problem, QuantizeCounts* counts);
   void (*dequantize_to_float32)(const DequantizeProblem& problem, float* y);
   void (*dequantize_to_bfloat16)(const DequantizeProblem& problem, uint16_t* y);
-  /// By cuBLASLt. Null where the library was made without that of CUDA 12.8 or later.
+  /// By cuBLASLt.
   void (*native_product)(const NativeProblem& problem);
   void (*float8_amax)(const Float8GpuProblem& problem);
   void (*quantize_float8)(const Float8GpuProblem& problem);

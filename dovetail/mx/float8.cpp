@@ -66,7 +66,7 @@ void check_input(const at::Tensor& x, const Float8Spec& spec) {
              "mx::quantize_float8: a largest magnitude from outside is for a whole tensor");
 }
 
-/// Of each block of x (rows, cols), as float32.
+/// Largest magnitude of each block of x (rows, cols), float32.
 at::Tensor block_amax(const at::Tensor& x, const Layout& l) {
   const int64_t down = (l.rows + l.row_block - 1) / l.row_block, across = (l.cols + l.col_block - 1) / l.col_block;
   const at::Tensor padded =

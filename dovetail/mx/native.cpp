@@ -57,10 +57,7 @@ NativeDevice native_device(c10::Device device) {
   if (kernels == nullptr)
     return {.name = device.str(), .missing = "this build has no kernels for the GPU: there was no nvcc"};
   static const std::vector<NativeDevice> gpus = kernels->describe_gpus();  // asked once, it takes the driver a while
-  NativeDevice found = gpus.at(device.has_index() ? static_cast<size_t>(device.index()) : 0);
-  if (kernels->native_product == nullptr)
-    found.missing = "this build was made without the cuBLASLt of CUDA 12.8 or later";
-  return found;
+  return gpus.at(device.has_index() ? static_cast<size_t>(device.index()) : 0);
 }
 
 std::string native_obstacle(const NativeDevice& device) {

@@ -537,11 +537,7 @@ at::Tensor QuantizedLinear::forward(const at::Tensor& x, const at::Tensor& weigh
     if (obstacle.empty() && !x.is_meta()) obstacle = native_obstacle(native_device(x.device()));
     if (!obstacle.empty()) throw UserError(fmt::format("{}: {}", name_, obstacle), "use emulated products");
   }
-  if (x.is_meta()) {
-    auto sizes = x.sizes().vec();
-    sizes.back() = weight.size(0);
-    return at::empty(sizes, x.options());
-  }
+  if (x.is_meta()) return at::linear(prologue != nullptr ? prologue->apply(x) : x, weight, bias);
   const RowOperation::Parameters beside = prologue != nullptr ? prologue->parameters() : RowOperation::Parameters{};
   return QuantizedLinearFunction::apply(x, weight, optional(bias), optional(beside.weight), optional(beside.bias),
                                         c10::make_intrusive<Holder>(shared_from_this(), prologue),

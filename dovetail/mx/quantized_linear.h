@@ -40,9 +40,9 @@ struct LinearStatistics {
 /// Products are emulated: what is quantized goes on as bfloat16, in which every format is exact (see `dequantize`), and
 /// is added up in FP32; on a CPU without bfloat16 instructions, for float32 x, and where a scale is not a power of two,
 /// as float32. No copy of the weight is kept from one product to the next: quantizing it again takes less time than
-/// dequantizing a copy. On a GPU with FP8 products (compute capability 8.9; 9.0 for blocks of 128) FP8 recipes multiply
-/// codes by at::_scaled_mm if x is bfloat16, all three operands are FP8, and all sizes divide by 16,
-/// with blocks by 128. Other FP8 products are emulated there too. Native products (`native_product`) read the codes
+/// dequantizing a copy. On a GPU of compute capability 8.9 FP8 recipes multiply codes by at::_scaled_mm; blocks of 128
+/// need 9.0. That takes x in bfloat16, three FP8 operands, and sizes that divide by 16, with blocks by 128. Other FP8
+/// products are emulated there, too. Native products (`native_product`) read the codes
 /// themselves, all three of them or none.
 class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
  public:
@@ -79,7 +79,7 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   struct Codes {
     at::Tensor row, column, row_scales, column_scales;
   };
-  /// Whether products of these sizes multiply FP8 codes.
+  /// True if products of these sizes multiply FP8 codes.
   bool multiplies_float8(const at::Tensor& x, int64_t rows, const at::Tensor& weight) const;
   Codes float8_codes(Operand operand, const at::Tensor& x);
   /// Raises what statistics() reports of a tensor on a GPU, for delayed scaling.

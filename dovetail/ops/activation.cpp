@@ -11,6 +11,7 @@
 #include "dovetail/ops/cuda_kernels.h"
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/ops/functions.h"
+#include "dovetail/ops/meta.h"
 #include "dovetail/ops/row_operation.h"
 
 namespace dovetail {
@@ -103,7 +104,7 @@ at::Tensor by_composition(Activation activation, const at::Tensor& x) {
 
 at::Tensor activate(Activation activation, const at::Tensor& x) {
   check_input(activation, x);
-  if (x.is_meta()) return at::empty(output_sizes(activation, x), x.options());
+  if (x.is_meta()) return empty_on_meta({x}, output_sizes(activation, x), x.scalar_type());
   if (!by_activation_kernel(x)) return by_composition(activation, x);
   return ActivationFunction::apply(x, static_cast<int64_t>(activation));
 }

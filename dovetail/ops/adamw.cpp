@@ -120,8 +120,8 @@ void step_by_kernel(const std::vector<AdamWTensor>& tensors, const AdamWOptions&
   }
 }
 
-/// Nothing waits for the GPU here.
-at::Tensor squares_on_gpu(const std::vector<at::Tensor>& contiguous) {
+/// Pieces of tensors on a GPU or the meta device. Nothing waits for the GPU here.
+at::Tensor squares_off_cpu(const std::vector<at::Tensor>& contiguous) {
   const auto has_kernel = [](const at::Tensor& t) { return use_kernel(Kernel::kAdamW, t); };
   if (!std::all_of(contiguous.begin(), contiguous.end(), has_kernel)) {
     std::vector<at::Tensor> sums;
@@ -161,9 +161,9 @@ at::Tensor squares_of_pieces(const std::vector<at::Tensor>& tensors) {
   const TraceSpan span("dovetail::sum_of_squares");
   std::vector<at::Tensor> contiguous;
   for (const at::Tensor& t : tensors) contiguous.push_back(t.detach().contiguous());
-  const auto is_cuda = [](const at::Tensor& t) { return t.is_cuda(); };
-  if (!contiguous.empty() && std::all_of(contiguous.begin(), contiguous.end(), is_cuda))
-    return squares_on_gpu(contiguous);
+  const auto is_cpu = [](const at::Tensor& t) { return t.is_cpu(); };
+  if (!contiguous.empty() && std::none_of(contiguous.begin(), contiguous.end(), is_cpu))
+    return squares_off_cpu(contiguous);
   const std::vector<Piece> pieces = cut(contiguous);
   at::Tensor sums = at::empty({static_cast<int64_t>(pieces.size())}, at::kDouble);
   auto* sum = sums.mutable_data_ptr<double>();

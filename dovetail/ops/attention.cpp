@@ -18,6 +18,7 @@
 #include "dovetail/ops/cuda_kernels.h"
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/ops/functions.h"
+#include "dovetail/ops/meta.h"
 
 namespace dovetail {
 
@@ -345,7 +346,7 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionOptions options) {
   check_attention(q, k, v, options);
-  if (q.is_meta()) return at::empty(q.sizes(), q.options());
+  if (q.is_meta()) return empty_on_meta({q, k, v}, q.sizes(), q.scalar_type());
   const bool by_kernel = use_kernel(Kernel::kAttention, q) && q.numel() > 0;
   if (by_kernel && q.is_cpu()) return AttentionFunction::apply(q, k, v, options);
   return attend(q, k, v, options, by_kernel);

@@ -14,6 +14,7 @@
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/gemm.h"
+#include "dovetail/ops/meta.h"
 
 namespace dovetail {
 
@@ -173,7 +174,7 @@ void check_linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, c
 
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets) {
   check_linear_cross_entropy(x, weight, targets);
-  if (x.is_meta()) return at::empty({}, x.options().dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat));
+  if (x.is_meta()) return empty_on_meta({x, weight}, {}, x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
   const at::Tensor contiguous = targets.contiguous();
   if (x.is_cpu() && !kernel_enabled(Kernel::kCrossEntropy)) {
     check_targets(contiguous, weight.size(0));

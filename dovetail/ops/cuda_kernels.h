@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "dovetail/ops/activation_simd.h"
@@ -28,12 +29,14 @@ struct GroupedProduct {
 /// Our kernels for CUDA tensors. Problems are those of the CPU kernels with pointers to the current GPU's memory;
 /// work is queued on torch's current stream. They live in a library of their own, built where nvcc is found.
 struct CudaKernels {
-  void (*norm_forward)(const NormProblem& problem, void* y);
-  void (*norm_backward)(const NormProblem& problem, const void* dy, void* dx, float* dweight, float* dbias);
+  /// branch (N, C) may be null. Otherwise x + branch is rounded, written to sum (N, C) and normalized.
+  void (*norm_forward)(const NormProblem& problem, const void* branch, void* sum, void* y);
+  /// dsum (N, C), the gradient of the sum by another path, is added to dx; it may be null.
+  void (*norm_backward)(const NormProblem& problem, const void* dy, const void* dsum, void* dx, float* dweight,
+                        float* dbias);
   void (*activation_forward)(const ActivationProblem& problem, void* y);
   void (*activation_backward)(const ActivationProblem& problem, const void* dy, void* dx);
   /// By cuBLAS, in one call, sums in float32; the results do not overlap. In bfloat16 all operands lie on 16 bytes.
-  /// Null where the library was made without cuBLAS 12.5 or later.
   void (*grouped_products)(Storage storage, std::span<const GroupedProduct> products);
   /// to (columns) becomes the sums of the columns of x (rows, columns), in float32 and then in the storage of both.
   void (*column_sums)(Storage storage, const void* x, int64_t rows, int64_t columns, void* to);
@@ -43,6 +46,11 @@ struct CudaKernels {
   void (*squares)(std::span<const SquaresPiece> pieces, double* sums);
   /// At least one row. A target outside of the vocabulary makes the loss of its row NaN.
   void (*cross_entropy)(const CrossEntropyProblem& problem);
+
+  /// `GpuGraph`: a graph of what `work` queues, its replay, its end.
+  void* (*record_graph)(const std::function<void()>& work);
+  void (*replay_graph)(void* graph);
+  void (*drop_graph)(void* graph);
 
   /// At most kMaxRotaryParts parts, in one launch.
   void (*rotate)(const RotaryProblem& problem, std::span<const RotaryPart> parts);

@@ -45,7 +45,7 @@ std::atomic<uint32_t>& disabled_mask() {
   return mask;
 }
 
-/// Whether there is a kernel for GPUs, too.
+/// True if GPUs have this kernel, too.
 bool has_gpu_kernel(Kernel kernel) {
   return kernel == Kernel::kNorm || kernel == Kernel::kActivation || kernel == Kernel::kCrossEntropy ||
          kernel == Kernel::kAdamW || kernel == Kernel::kGemm || kernel == Kernel::kAttention;

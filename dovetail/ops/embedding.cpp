@@ -11,6 +11,7 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/ops/functions.h"
+#include "dovetail/ops/meta.h"
 
 namespace dovetail {
 
@@ -131,7 +132,7 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids) {
   if (weight.is_meta()) {
     auto sizes = ids.sizes().vec();
     sizes.push_back(weight.size(1));
-    return at::empty(sizes, weight.options());
+    return empty_on_meta({weight}, sizes, weight.scalar_type());
   }
   if (!use_kernel(Kernel::kEmbedding, weight) || ids.numel() == 0 || weight.numel() == 0)
     return at::embedding(weight, ids);

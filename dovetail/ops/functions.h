@@ -20,6 +20,16 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 /// Layer normalisation over the last dimension (Ba et al. 2016); weight and bias (width); bias may be undefined.
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps);
 
+/// A residual sum and its norm.
+struct NormedSum {
+  at::Tensor sum, normal;
+};
+/// sum = x + branch, normal = the norm of sum. x and branch are tensors of one shape and dtype; an undefined branch
+/// counts as zero. On a GPU one kernel makes both, and one joins their gradients.
+NormedSum rms_norm_of_sum(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight, double eps);
+NormedSum layer_norm_of_sum(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight,
+                            const at::Tensor& bias, double eps);
+
 /// Causal scaled-dot-product attention with rotary positions (Su et al. 2021) on queries and keys, in one operation.
 ///
 /// q (B, T, H, D), k and v (B, S, Hkv, D), H a multiple of Hkv; returns (B, T, H, D). With S > T the queries are the

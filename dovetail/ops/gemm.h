@@ -45,8 +45,8 @@ void gemm_group(std::span<const GemmCall> calls);
 
 at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options = {});
 
-/// (columns): the sums of the columns of x (rows, columns), in x's dtype, added in float32 or wider. Unlike those of
-/// at::sum their order depends on the shape alone, not on the number of threads.
+/// Sums (columns) of the columns of x (rows, columns), in x's dtype, added in float32 or wider. Their order depends on
+/// the shape alone; the order of at::sum depends on the number of threads.
 at::Tensor column_sums(const at::Tensor& x);
 
 }  // namespace dovetail

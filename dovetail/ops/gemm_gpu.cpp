@@ -43,8 +43,7 @@ GroupedProducts::GroupedProducts(std::span<const GemmCall> calls) {
   if (calls.size() < 2 || !calls[0].c.is_cuda() || !kernel_enabled(Kernel::kGemm)) return;
   dtype_ = calls[0].c.scalar_type();
   if (dtype_ != at::kFloat && dtype_ != at::kBFloat16) return;
-  const CudaKernels* kernels = cuda_kernels();
-  if (kernels != nullptr && kernels->grouped_products != nullptr) kernels_ = kernels;
+  kernels_ = cuda_kernels();
 }
 
 bool GroupedProducts::take(const GemmCall& call, const at::Tensor& a, const at::Tensor& b) {

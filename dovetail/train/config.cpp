@@ -111,6 +111,11 @@ void RunSection::describe(Section& s) {
   s.value("seed", seed, "Seed of initialisation, data order and samples").range(0, 9e15);
   s.value("device", device, "Device to train on. auto: a GPU if this build can use one, else the CPU")
       .choices({"auto", "cpu", "cuda"});
+  s.value(
+       "cuda_graph", cuda_graph,
+       "Forward and backward on a GPU as one CUDA graph, recorded in the third step. auto: where the step allows it. "
+       "on: an error where it does not. off: each operation by itself")
+      .choices({"auto", "on", "off"});
   s.value("threads", threads, "CPU threads of a rank; 0: the machine's cores divided by its ranks").range(0, 4096);
 }
 

@@ -18,8 +18,9 @@ struct RunSection {
   std::string name = "run";
   std::string folder;  ///< default runs/<name>
   int64_t seed = 1;
-  std::string device = "auto";  ///< auto | cpu | cuda
-  int64_t threads = 0;          ///< 0: all cores (divided by the ranks of this machine)
+  std::string device = "auto";      ///< auto | cpu | cuda
+  std::string cuda_graph = "auto";  ///< auto | on | off
+  int64_t threads = 0;              ///< 0: all cores (divided by the ranks of this machine)
   void describe(Section& s);
 };
 

@@ -51,9 +51,9 @@ StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop, 
 }
 
 void TrainStep::work(const at::Tensor& tokens) {
-  const Losses losses = add_gradients(tokens);
+  const auto [losses, squares] = make_gradients_by_graph(tokens);
   const TraceSpan span("update");
-  Operands of{.reads = squares_of_share(), .changes = {judged_}};
+  Operands of{.reads = squares, .changes = {judged_}};
   of.reads.push_back(losses.sum);
   of.reads.push_back(losses.router);
   operation("dovetail::judge", std::move(of), [this](const Operands& given) {
@@ -66,6 +66,39 @@ void TrainStep::work(const at::Tensor& tokens) {
     return std::vector<at::Tensor>();
   });
   optimizer_.update(reducer_);
+}
+
+TrainStep::Gradients TrainStep::make_gradients(const at::Tensor& tokens) {
+  const Losses losses = add_gradients(tokens);
+  return {losses, squares_of_share()};
+}
+
+TrainStep::Gradients TrainStep::make_gradients_by_graph(const at::Tensor& tokens) {
+  const bool wanted = options_.cuda_graph && graph_failure_.empty() && now_.place.graphed;
+  if (wanted && !recorded_ && --steps_before_graph_ < 0) record_graph(tokens);
+  if (!wanted || !recorded_ || tokens.sizes() != recorded_->tokens.sizes()) return make_gradients(tokens);
+  // Pinned: a copy from other memory waits for all work before it.
+  recorded_->tokens.copy_(tokens.pin_memory(), /*non_blocking=*/true);
+  const std::vector<at::Tensor> parameters = optimizer_.parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) parameters[i].mutable_grad() = recorded_->gradients[i];
+  recorded_->graph->replay();
+  ++graphed_steps_;
+  return recorded_->made;
+}
+
+void TrainStep::record_graph(const at::Tensor& tokens) {
+  Recorded recorded;
+  const std::vector<at::Tensor> parameters = optimizer_.parameters();
+  reducer_.begin();  // frees the gradients of the previous step, which a recording could not
+  try {
+    recorded.tokens = tokens.to(parameters.front().device());
+    recorded.graph = std::make_unique<GpuGraph>([&] { recorded.made = make_gradients(recorded.tokens); });
+  } catch (const c10::Error& error) {
+    graph_failure_ = error.what_without_backtrace();
+    return;
+  }
+  for (const at::Tensor& parameter : parameters) recorded.gradients.push_back(parameter.grad());
+  recorded_ = std::move(recorded);
 }
 
 TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {

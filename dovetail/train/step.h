@@ -3,11 +3,13 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "dovetail/comm/group.h"
 #include "dovetail/comm/reducer.h"
 #include "dovetail/models/gpt.h"
+#include "dovetail/ops/gpu_graph.h"
 #include "dovetail/train/optimizer.h"
 #include "dovetail/train/planned_step.h"
 
@@ -19,6 +21,9 @@ struct StepOptions {
   int64_t bucket_bytes = 4 << 20;
   /// The ranks that hold each parameter of the optimizer; empty: all of the group.
   std::vector<std::shared_ptr<Group>> gradient_groups = {};
+  /// Forward and backward on a GPU are one CUDA graph from the third step on. For one rank whose steps differ in their
+  /// tokens alone; its thread has a stream of its own (`use_own_stream`).
+  bool cuda_graph = false;
 };
 
 /// Where the samples of a rank stand: what is random in a step depends on it and on nothing else.
@@ -26,6 +31,7 @@ struct StepPlace {
   uint64_t seed = 0;         ///< of the step, the same on all ranks
   int64_t first_sample = 0;  ///< index of the rank's first sample in the batch of all ranks
   int64_t most_samples = 0;  ///< of any rank: where experts are spread all make as many forward passes
+  bool graphed = true;       ///< false: this step does more than others, so no CUDA graph runs it
 };
 
 /// What all ranks agree on after a step: the same bits on each.
@@ -78,6 +84,10 @@ class TrainStep {
   /// them, but with what spread experts wait for; 0 on a GPU, which is done later.
   double compute_s() const { return now_.clock.seconds; }
 
+  /// Steps that the CUDA graph ran, and the reason why it could not be recorded; empty if it could.
+  int64_t graphed_steps() const { return graphed_steps_; }
+  const std::string& graph_failure() const { return graph_failure_; }
+
   /// The reduced gradient sums of the last step (not divided by tokens).
   const GradientReducer& gradients() const { return reducer_; }
 
@@ -99,6 +109,15 @@ class TrainStep {
   };
   Losses add_gradients(const at::Tensor& tokens);
   std::vector<at::Tensor> squares_of_share() const;
+  /// Results of forward and backward, on the model's device.
+  struct Gradients {
+    Losses losses;
+    std::vector<at::Tensor> squares;  ///< float64 parts of the gradient's squared norm
+  };
+  Gradients make_gradients(const at::Tensor& tokens);
+  /// `make_gradients` by a CUDA graph where the step has one.
+  Gradients make_gradients_by_graph(const at::Tensor& tokens);
+  void record_graph(const at::Tensor& tokens);
   /// On the sums of this rank; tells the optimizer.
   StepOutcome judge(double loss_sum, std::optional<double> router_sum, double squares) const;
 
@@ -110,6 +129,18 @@ class TrainStep {
   Now now_;
   at::Tensor judged_;  ///< (1): what the operations that read and write `now_` change
   std::optional<PlannedStep> planned_;
+
+  /// A recorded forward and backward, and the tensors that it reads and writes.
+  struct Recorded {
+    at::Tensor tokens;
+    Gradients made;
+    std::vector<at::Tensor> gradients;  ///< `.grad()` of each parameter of the optimizer
+    std::unique_ptr<GpuGraph> graph;
+  };
+  std::optional<Recorded> recorded_;
+  int64_t steps_before_graph_ = 2;  ///< in them libraries allocate what no graph may: handles, workspaces
+  int64_t graphed_steps_ = 0;
+  std::string graph_failure_;
 };
 
 }  // namespace dovetail

@@ -5,10 +5,14 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "dovetail/base/error.h"
+#include "dovetail/base/gpu.h"
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/mx/linear.h"
+#include "dovetail/ops/cuda_kernels.h"
 #include "dovetail/train/load_model.h"
 #include "dovetail/train/memory_section.h"
 #include "dovetail/train/samples.h"
@@ -16,10 +20,34 @@
 
 namespace dovetail {
 
+namespace {
+
+/// Why forward and backward of the run cannot be one CUDA graph; empty if they can.
+std::string cuda_graph_obstacle(const ResolvedRun& run, const Group& group, const Quantization& quantization) {
+  if (!run.device.is_cuda()) return "the run is on the CPU";
+  if (cuda_kernels() == nullptr) return "this build has no kernels for the GPU";
+  if (group.size() > 1) return "ranks exchange gradients while backward runs";
+  if (run.config.model.moe.experts > 0) return "experts read the sizes of their shares on the host";
+  for (const auto& layer : quantization.layers()) {
+    const mx::LinearRecipe& recipe = layer->quantized()->recipe();
+    for (const mx::Operand operand : mx::kOperands) {
+      if (recipe.of(operand).history > 0) return "delayed scaling changes the scales from step to step";
+      if (recipe.of(operand).rounding == mx::Rounding::kStochastic)
+        return "stochastic rounding changes its seed from step to step";
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
 Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFolder* folder, bool quiet, RunState state,
                    const std::map<std::string, at::Tensor>& tensors)
     : TrainingLoop(run, std::move(group), std::move(state)), parallel_(run.config, group_) {
   const RunConfig& config = run_.config;
+  // One rank's whole training runs on this stream, which a graph can record. Several ranks keep the default stream,
+  // which their communication threads share.
+  if (run_.device.is_cuda() && group_->size() == 1 && config.run.cuda_graph != "off") use_own_stream();
   const uint64_t idle_bytes = resident_bytes();
   std::shared_ptr<plan::PagedAllocations> paged = paged_until_there_is_a_plan(config.memory);
   model_ = std::make_shared<GPT>(config.model, c10::kCPU, parallel_.ranks());
@@ -35,11 +63,15 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
   plans_.emplace(*model_, config, run_.micro_batch * config.model.context, run_.precision.compute, parallel_, *group_);
   if (folder != nullptr && !quiet && !plans_->choice().empty()) log_info("{}", plans_->choice());
   if (resumed()) restore_from(tensors);
+  const std::string no_graph = cuda_graph_obstacle(run_, *group_, *quantization_);
+  user_check(config.run.cuda_graph != "on" || no_graph.empty(), "run.cuda_graph = \"on\", but {}; use \"auto\"",
+             no_graph);
   step_.emplace(model_, *optimizer_, group_,
                 StepOptions{.micro_batch = run_.micro_batch,
                             .clip = config.train.clip,
                             .bucket_bytes = config.train.bucket_bytes,
-                            .gradient_groups = parallel_.gradient_groups(*model_)});
+                            .gradient_groups = parallel_.gradient_groups(*model_),
+                            .cuda_graph = config.run.cuda_graph != "off" && no_graph.empty()});
   if (!config.memory.budget.empty()) {
     PlannedStep::Options options = planned_step_options(config.memory);
     options.paged = std::move(paged);
@@ -89,8 +121,11 @@ StepOutcome Training::train_step(int64_t number, double lr, bool want_stop, Step
   const uint64_t seed = mix_seed(static_cast<uint64_t>(config().run.seed), static_cast<uint64_t>(number));
   quantization_->begin_step(mix_seed(seed, static_cast<uint64_t>(group_->rank())), quantization_report_due(number));
   expert_load_->begin_step();
-  const StepOutcome outcome = step_->run(
-      tokens, lr, want_stop, {.seed = seed, .first_sample = range.begin, .most_samples = shares_.most_samples()});
+  const StepOutcome outcome = step_->run(tokens, lr, want_stop,
+                                         {.seed = seed,
+                                          .first_sample = range.begin,
+                                          .most_samples = shares_.most_samples(),
+                                          .graphed = !quantization_report_due(number)});
   if (!outcome.skipped) {
     quantization_->end_step(*group_);
     router_bias_->end_step(*group_);
@@ -103,6 +138,14 @@ StepOutcome Training::train_step(int64_t number, double lr, bool want_stop, Step
 }
 
 void Training::report_step() {
+  if (output() != nullptr && step_->graphed_steps() == 1)
+    log_info("forward and backward run as one CUDA graph from step {} on", state_.step);
+  if (const std::string& failure = step_->graph_failure(); !failure.empty() && !told_graph_failure_) {
+    told_graph_failure_ = true;
+    user_check(config().run.cuda_graph != "on", "run.cuda_graph = \"on\", but the step cannot be recorded: {}",
+               failure);
+    if (output() != nullptr) output()->warn("forward and backward run without a CUDA graph: " + failure);
+  }
   report_quantization();
   report_expert_load();
   if (step_->memory_plan() != nullptr && output() != nullptr)

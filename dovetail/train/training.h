@@ -55,6 +55,7 @@ class Training : public TrainingLoop {
   std::optional<TrainStep> step_;
   std::optional<Loader> loader_;
   MemoryPlanLog memory_plan_log_;
+  bool told_graph_failure_ = false;
 };
 
 }  // namespace dovetail

@@ -15,7 +15,7 @@ namespace {
 /// Window w of `count` chosen out of `windows`, evenly spread; all of them when count == windows.
 int64_t chosen_window(int64_t w, int64_t count, int64_t windows) { return w * windows / count; }
 
-/// Sums over batches; that of the losses stays on the model's device, so that no batch waits for the one before it.
+/// Sums over batches. The losses' sum stays on the model's device, so that no batch waits for the one before it.
 struct Sums {
   at::Tensor nats;  ///< float64 scalar; undefined before the first batch
   double tokens = 0;

@@ -39,8 +39,7 @@ TEST_F(CudaGroup, MovesTensorsOfAGpuAsThoseOfACpu) {
     const at::Tensor rows = of_rank(group->rank(), at::kFloat).to(at::kCUDA);
     const at::Tensor received = torch::empty_like(rows);
     group->all_to_all_async(received, rows, {1, 1, 1}, {1, 1, 1})->wait();
-    for (int r = 0; r < 3; ++r)
-      EXPECT_TRUE(torch::equal(received[r].cpu(), of_rank(r, at::kFloat)[group->rank()]));
+    for (int r = 0; r < 3; ++r) EXPECT_TRUE(torch::equal(received[r].cpu(), of_rank(r, at::kFloat)[group->rank()]));
   });
 }
 

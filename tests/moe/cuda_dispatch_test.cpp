@@ -96,8 +96,7 @@ TEST_F(CudaDispatch, RowsGoThereAndBackAsOnTheCpu) {
           EXPECT_TRUE(at::equal(gpu[0], cpu[0]));
           // A weight's gradient sums `width` products, each rounded once: errors grow as the root of their number.
           const double of_sums = tolerance * std::sqrt(static_cast<double>(width));
-          for (size_t i = 1; i < gpu.size(); ++i)
-            expect_close(gpu[i], cpu[i], i == 3 ? of_sums : tolerance, kNames[i]);
+          for (size_t i = 1; i < gpu.size(); ++i) expect_close(gpu[i], cpu[i], i == 3 ? of_sums : tolerance, kNames[i]);
         }
       }
     }

@@ -87,7 +87,7 @@ TEST(Dequantize, MakesAPoisonedBlockNaNAndLeavesItsNeighbours) {
 TEST(Dequantize, RefusesOtherDtypesAndWrongScales) {
   const MXTensor x = quantize(at::ones({3, 40})).row;
   EXPECT_THAT(user_error([&] { dequantize(x, at::kHalf); }), HasSubstr("not Half"));
-  EXPECT_THAT(user_error([] { dequantize({}); }), HasSubstr("undefined"));
+  EXPECT_THAT(user_error([] { dequantize(MXTensor{}); }), HasSubstr("undefined"));
   EXPECT_THAT(user_error([&] { MXTensor(x.codes(), x.codes(), Format::kE4M3, Orientation::kRow); }),
               HasSubstr("need scales [3, 2], but these are [3, 40]"));
   EXPECT_THAT(user_error([&] { MXTensor(x.codes().to(at::kFloat), x.scales(), Format::kE4M3, Orientation::kRow); }),

@@ -16,8 +16,8 @@ TEST(CudaModule, OpensInAProcessThatHasLoadedOpsAlone) {
   ASSERT_EQ(dlopen("libdovetail_mx.so", RTLD_NOW | RTLD_NOLOAD), nullptr) << "this process has loaded more than ops";
   void* module = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   ASSERT_NE(module, nullptr) << dlerror();
-  for (const char* entry :
-       {"dovetail_cuda_kernels", "dovetail_mx_cuda_kernels", "dovetail_moe_cuda_kernels", "dovetail_embedding_cuda_kernels"})
+  for (const char* entry : {"dovetail_cuda_kernels", "dovetail_mx_cuda_kernels", "dovetail_moe_cuda_kernels",
+                            "dovetail_embedding_cuda_kernels"})
     EXPECT_NE(dlsym(module, entry), nullptr) << entry;
 }
 

@@ -78,7 +78,7 @@ TEST_F(CudaOptimizer, StepsAsInFloat64OnTheCpu) {
         const auto error = [](const at::Tensor& a, const at::Tensor& b) {
           return (a.cpu().to(at::kDouble) - b).abs().max().item<double>();
         };
-        // An element moves by lr a step at most, and its own rounding is that of values up to 6.
+        // An element moves by lr a step at most. Values up to 6 bound its own rounding.
         ASSERT_LE(error(t.parameter, exact.parameter), 3e-6) << i;
         ASSERT_LE(error(t.m, exact.m), 1e-6) << i;
         ASSERT_LE(error(t.v, exact.v), 1e-6) << i;

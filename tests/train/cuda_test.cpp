@@ -36,6 +36,39 @@ TEST(Cuda, TrainsToTheLossOfTheCpu) {
   EXPECT_GT(gpu_memory().peak_bytes, 0u);
 }
 
+/// Losses of a run on the GPU. run.cuda_graph = "on" fails where the step cannot be recorded.
+std::vector<double> losses_with_graph(const test::TinyRun& run, const std::string& name, const std::string& cuda_graph,
+                                      const std::string& recipe) {
+  RunConfig config = run.config(name);
+  config.run.device = "cuda";
+  config.run.cuda_graph = cuda_graph;
+  config.precision.recipe = recipe;
+  config.train.micro_batch = 2;
+  config.eval.every_steps = 4;  // validation between replays
+  train(config, world_from_environment(), {.quiet = true});
+  std::vector<double> losses;
+  for (const auto& line : run.metrics(name)) losses.push_back(line["loss"]);
+  return losses;
+}
+
+TEST(Cuda, AGraphTrainsToTheLossesOfItsOperations) {
+  if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+  const test::TinyRun run;
+  for (const std::string recipe : {"fp32", "bf16", "mxfp8"}) {
+    const std::vector<double> expected = losses_with_graph(run, "eager-" + recipe, "off", recipe);
+    EXPECT_EQ(expected.size(), 12u);
+    EXPECT_THAT(losses_with_graph(run, "graph-" + recipe, "on", recipe),
+                ::testing::Pointwise(::testing::DoubleNear(recipe == "fp32" ? 1e-5 : 1e-3), expected))
+        << recipe;
+  }
+}
+
+TEST(Cuda, TwoRunsOfOneSeedHaveTheSameBits) {
+  if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+  const test::TinyRun run;
+  EXPECT_EQ(losses_with_graph(run, "one", "auto", "bf16"), losses_with_graph(run, "two", "auto", "bf16"));
+}
+
 /// Ranks that share a GPU exchange their gradients through Gloo.
 TEST(Cuda, TwoRanksOnOneCardTrainToTheLossOfOne) {
   if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;

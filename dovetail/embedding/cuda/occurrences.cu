@@ -23,8 +23,8 @@ __global__ void __launch_bounds__(kThreads) count_ids(CudaGradient part, int64_t
       static_cast<uint32_t>(part.batch.offsets[input + 1] - part.batch.offsets[input]);
 }
 
-__global__ void __launch_bounds__(kThreads) list_ids(CudaGradient part, CudaPack pack, const uint32_t* bag_begins, uint32_t* keys,
-                         CudaOccurrence* occurrences) {
+__global__ void __launch_bounds__(kThreads) list_ids(CudaGradient part, CudaPack pack, const uint32_t* bag_begins,
+                                                     uint32_t* keys, CudaOccurrence* occurrences) {
   const int64_t input = int64_t{blockIdx.x} * kThreads + threadIdx.x, samples = part.batch.samples;
   if (input >= pack.num_features * samples) return;
   const CudaFeature feature = pack.features[input / samples];

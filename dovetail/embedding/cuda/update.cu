@@ -173,6 +173,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(CudaUpdateProblem p, i
   }
 }
 
+// spills: update_long_kernel: the widest rows need more than the 128 registers of 512 threads; such rows are rare
 /// A block of kCudaParts teams a row, each with a part of its occurrences. The order of long_rows changes from run to
 /// run, but each row is a block's own.
 template <class Row, int kVectors>

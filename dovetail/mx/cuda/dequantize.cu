@@ -122,7 +122,7 @@ void launch_vectors(const Problem& k, T* y, cudaStream_t stream) {
   }
 }
 
-/// Of any shape, element by element.
+/// Dequantizes any shape, element by element.
 template <class T>
 __global__ void __launch_bounds__(kThreads) any_kernel(const DequantizeProblem p, T* y) {
   const int64_t scale_cols = (p.cols + p.col_block - 1) / p.col_block, stride = int64_t{gridDim.x} * blockDim.x;

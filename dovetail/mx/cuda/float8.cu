@@ -4,12 +4,12 @@
 
 #include "dovetail/mx/cuda/float8.h"
 
-// Rounding is that of float8_simd.cpp: product, saturation and nearest even, all in float32.
+// Rounding as in float8_simd.cpp: product, saturation and nearest even, all in float32.
 namespace dovetail::mx::cuda {
 namespace {
 
 constexpr int kTile = 128, kThreads = 512, kSide = 16;
-/// Of one thread of a tile: rows 2 (t / 8) and the next, columns 16 (t % 8) to 16 (t % 8) + 15.
+/// Elements of a thread in a tile: rows 2 (t / 8) and the next, columns 16 (t % 8) to 16 (t % 8) + 15.
 constexpr int kRows = 2;
 constexpr uint32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
 

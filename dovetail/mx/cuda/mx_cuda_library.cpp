@@ -96,7 +96,7 @@ extern "C" const dovetail::mx::CudaKernels* dovetail_mx_cuda_kernels() {
       .quantize = dovetail::mx::quantize_on_stream,
       .dequantize_to_float32 = dovetail::mx::dequantize_to_float32_on_stream,
       .dequantize_to_bfloat16 = dovetail::mx::dequantize_to_bfloat16_on_stream,
-      .native_product = dovetail::mx::cuda::native_gemm(),
+      .native_product = dovetail::mx::cuda::native_gemm,
       .float8_amax = dovetail::mx::float8_amax_on_stream,
       .quantize_float8 = dovetail::mx::quantize_float8_on_stream,
       .describe_gpus = dovetail::mx::describe_gpus};

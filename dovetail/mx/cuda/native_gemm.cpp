@@ -2,8 +2,6 @@
 
 #include <cuda_runtime_api.h>
 
-#if defined(DOVETAIL_CUBLASLT) && CUDART_VERSION >= 12080
-
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
@@ -80,7 +78,9 @@ Layout layout(const NativeProblem& p, cudaDataType type, int64_t rows, int64_t c
   return Layout(made);
 }
 
-void multiply(const NativeProblem& p) {
+}  // namespace
+
+void native_gemm(const NativeProblem& p) {
   const Description description = describe(p);
   const Layout a = layout(p, type_of(p.b.format), p.depth, p.cols), b = layout(p, type_of(p.a.format), p.depth, p.rows),
                y = layout(p, p.narrow ? CUDA_R_16BF : CUDA_R_32F, p.cols, p.rows);
@@ -106,18 +106,4 @@ void multiply(const NativeProblem& p) {
         "cublasLtMatmul", p);
 }
 
-}  // namespace
-
-void (*native_gemm())(const NativeProblem& problem) { return multiply; }
-
 }  // namespace dovetail::mx::cuda
-
-#else
-
-namespace dovetail::mx::cuda {
-
-void (*native_gemm())(const NativeProblem& problem) { return nullptr; }
-
-}  // namespace dovetail::mx::cuda
-
-#endif

@@ -4,7 +4,7 @@
 
 namespace dovetail::mx::cuda {
 
-/// `CudaKernels::native_product`: null without the cuBLASLt of CUDA 12.8 or later, the first with scales for blocks.
-void (*native_gemm())(const NativeProblem& problem);
+/// `CudaKernels::native_product`.
+void native_gemm(const NativeProblem& problem);
 
 }  // namespace dovetail::mx::cuda

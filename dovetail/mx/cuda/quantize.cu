@@ -5,7 +5,7 @@
 
 // Quantizing of any shape, with counts, with stochastic rounding, with non-finite numbers that saturate: a branch for
 // each element. quantize_vectors.cu is the fast way. A GPU multiplies and adds subnormal numbers exactly and at full
-// rate, so nothing is left to the codec but stochastic rounding: the arithmetic is that of quantize_inl.h.
+// rate, so nothing is left to the codec but stochastic rounding. The arithmetic follows quantize_inl.h.
 namespace dovetail::mx::cuda {
 namespace {
 

@@ -15,7 +15,7 @@ enum class Kind { kNone, kCodes, kValues };
 struct Problem {
   QuantizeProblem p;
   Encoder f;
-  uint32_t code_masks;  ///< of four codes
+  uint32_t code_masks;  ///< masks of four codes
   int sign_shift;       ///< from a byte's top bit to the code's
 };
 
@@ -227,7 +227,7 @@ __device__ void put_rows(const Problem& k, const Place& at, const uint4 (&raw)[k
     if (mine == r) byte_of_mine = byte;
     if (r < at.count) put<kCodec, kKind>(k, k.p.row, at.index + r * at.stride, x, same_scales<kWidth>(byte));
   }
-  // Rows are whole blocks, so that a block's number is that of its elements.
+  // Rows are whole blocks, so a block's number follows from its elements.
   if (mine < at.count) k.p.row.scales[(at.index + mine * at.stride) / kBlock] = static_cast<uint8_t>(byte_of_mine);
 }
 

@@ -9,17 +9,17 @@
 namespace dovetail::mx::cuda {
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
-/// Vectors of a thread. Those of a tile's warps are 32 rows.
+/// Vectors of a thread. The vectors of a tile's warps make 32 rows.
 constexpr int kRows = kBlock / kWarps;
 constexpr unsigned kAll = 0xffffffff;
 
-/// Vectors of a thread: kRows at most, `stride` elements apart, of which `count` are inside the matrix.
+/// Vectors of a thread: kRows at most, `stride` elements apart. `count` of them lie inside the matrix.
 struct Place {
-  int64_t index, stride;  ///< of elements
+  int64_t index, stride;  ///< in elements
   int count;
 };
 
-/// Of a matrix read as one row: a warp's vectors are neighbours.
+/// Place in a matrix read as one row: a warp's vectors are neighbours.
 template <int kWidth>
 __device__ Place flat_place(int64_t elements) {
   const int64_t warp = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
@@ -30,7 +30,7 @@ __device__ Place flat_place(int64_t elements) {
   return {index, 32 * kWidth, count};
 }
 
-/// Of a tile of 32 rows by 32 vectors.
+/// Tile of 32 rows by 32 vectors.
 struct Tile {
   int64_t top, left;  ///< its first row and column
   int warp, lane;

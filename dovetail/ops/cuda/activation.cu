@@ -43,8 +43,8 @@ __device__ int64_t input_index(int64_t i, int64_t width) {
 
 /// kWide: 16 bytes at a time, which need a width that they divide.
 template <Activation kActivation, class T, bool kWide, bool kForward>
-__global__ void activation_kernel(const T* __restrict__ x, const T* __restrict__ dy, T* __restrict__ out, int64_t count,
-                                  int64_t width) {
+__global__ void __launch_bounds__(kThreads) activation_kernel(const T* __restrict__ x, const T* __restrict__ dy,
+                                                              T* __restrict__ out, int64_t count, int64_t width) {
   constexpr int kStep = kWide ? Values<T>::kCount : 1;
   constexpr bool kGated = kActivation == Activation::kSwiGlu;
   const int64_t stride = int64_t{gridDim.x} * blockDim.x * kStep;

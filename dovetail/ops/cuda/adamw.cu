@@ -8,12 +8,12 @@ namespace {
 
 constexpr int kThreads = 256, kStep = 4;  // elements of a thread at a time
 constexpr int64_t kBlockElements = 4 * kThreads * kStep;
-constexpr int kMostSpans = 384;  // of one launch
+constexpr int kMostSpans = 384;  // a launch
 
 /// Spans of one launch, in kernel parameters: up to 32,764 bytes of them since CUDA 12.1.
 struct Spans {
   AdamWSpan of[kMostSpans];
-  bool wide[kMostSpans];      ///< whether all pointers lie on 16 bytes
+  bool wide[kMostSpans];      ///< all pointers lie on 16 bytes
   unsigned ends[kMostSpans];  ///< blocks up to and including each span's
   int count;
 };
@@ -105,7 +105,7 @@ bool is_wide(const AdamWSpan& s) {
          on_16_bytes(s.compute_copy);
 }
 
-constexpr int kMostPieces = 1024;  // of one launch
+constexpr int kMostPieces = 1024;  // a launch
 
 struct Pieces {
   SquaresPiece of[kMostPieces];

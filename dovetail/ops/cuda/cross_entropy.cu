@@ -104,7 +104,7 @@ int most_shared_bytes() {
   int device = 0, bytes = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  return bytes - 1024;  // what the block keeps beside the row
+  return bytes - 1024;  // shared memory that the block needs beside the row
 }
 
 template <class T, bool kWide>

@@ -2,6 +2,7 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include "dovetail/ops/cuda/graph.h"
 #include "dovetail/ops/cuda/grouped_gemm.h"
 #include "dovetail/ops/cuda/launch.h"
 #include "dovetail/ops/cuda_kernels.h"
@@ -13,17 +14,16 @@ namespace {
 
 cudaStream_t stream() { return c10::cuda::getCurrentCUDAStream().stream(); }
 
-void norm_forward_on_stream(const NormProblem& problem, void* y) {
-  cuda::norm_forward(problem, y, stream());
+void norm_forward_on_stream(const NormProblem& problem, const void* branch, void* sum, void* y) {
+  cuda::norm_forward(problem, branch, sum, y, stream());
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-void norm_backward_on_stream(const NormProblem& problem, const void* dy, void* dx, float* dweight, float* dbias) {
+void norm_backward_on_stream(const NormProblem& problem, const void* dy, const void* dsum, void* dx, float* dweight,
+                             float* dbias) {
   const at::Tensor partial =
       at::empty({2 * cuda::norm_parts(problem.rows), problem.width}, at::TensorOptions(at::kFloat).device(at::kCUDA));
-  cuda::norm_input_gradient(problem, dy, dx, stream());
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
-  cuda::norm_weight_gradient(problem, dy, partial.mutable_data_ptr<float>(), dweight, dbias, stream());
+  cuda::norm_backward(problem, dy, dsum, dx, partial.mutable_data_ptr<float>(), dweight, dbias, stream());
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
@@ -72,11 +72,14 @@ extern "C" const dovetail::CudaKernels* dovetail_cuda_kernels() {
                                                 .norm_backward = dovetail::norm_backward_on_stream,
                                                 .activation_forward = dovetail::activation_forward_on_stream,
                                                 .activation_backward = dovetail::activation_backward_on_stream,
-                                                .grouped_products = dovetail::cuda::grouped_gemm(),
+                                                .grouped_products = dovetail::cuda::grouped_gemm,
                                                 .column_sums = dovetail::column_sums_on_stream,
                                                 .adamw = dovetail::adamw_on_stream,
                                                 .squares = dovetail::squares_on_stream,
                                                 .cross_entropy = dovetail::cross_entropy_on_stream,
+                                                .record_graph = dovetail::cuda::record_graph,
+                                                .replay_graph = dovetail::cuda::replay_graph,
+                                                .drop_graph = dovetail::cuda::drop_graph,
                                                 .rotate = dovetail::rotate_on_stream};
   return &kernels;
 }

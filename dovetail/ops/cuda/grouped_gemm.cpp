@@ -2,8 +2,6 @@
 
 #include <cuda_runtime_api.h>
 
-#if defined(DOVETAIL_CUBLAS) && CUDART_VERSION >= 12050
-
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -61,7 +59,9 @@ struct Groups {
   }
 };
 
-void multiply(Storage storage, std::span<const GroupedProduct> products) {
+}  // namespace
+
+void grouped_gemm(Storage storage, std::span<const GroupedProduct> products) {
   Groups groups;
   std::vector<const void*> addresses;
   for (const GroupedProduct& p : products) groups.add(p);
@@ -84,18 +84,4 @@ void multiply(Storage storage, std::span<const GroupedProduct> products) {
         "cublasGemmGroupedBatchedEx", count);
 }
 
-}  // namespace
-
-void (*grouped_gemm())(Storage storage, std::span<const GroupedProduct> products) { return multiply; }
-
 }  // namespace dovetail::cuda
-
-#else
-
-namespace dovetail::cuda {
-
-void (*grouped_gemm())(Storage storage, std::span<const GroupedProduct> products) { return nullptr; }
-
-}  // namespace dovetail::cuda
-
-#endif

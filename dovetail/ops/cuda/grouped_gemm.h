@@ -6,7 +6,7 @@
 
 namespace dovetail::cuda {
 
-/// CudaKernels::grouped_products; null without cuBLAS 12.5.
-void (*grouped_gemm())(Storage storage, std::span<const GroupedProduct> products);
+/// `CudaKernels::grouped_products`.
+void grouped_gemm(Storage storage, std::span<const GroupedProduct> products);
 
 }  // namespace dovetail::cuda

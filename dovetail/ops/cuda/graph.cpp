@@ -1,0 +1,32 @@
+#include "dovetail/ops/cuda/graph.h"
+
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <memory>
+
+namespace dovetail::cuda {
+
+void* record_graph(const std::function<void()>& work) {
+  // The graph has a pool of its own, which could not use blocks that earlier work left in the common one.
+  c10::cuda::CUDACachingAllocator::emptyCache();
+  auto graph = std::make_unique<at::cuda::CUDAGraph>();
+  // Other threads may allocate pinned memory meanwhile: the data loader does.
+  graph->capture_begin(/*pool=*/{0, 0}, cudaStreamCaptureModeThreadLocal);
+  try {
+    work();
+  } catch (...) {
+    try {
+      graph->capture_end();
+    } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): the first error says more
+    }
+    throw;
+  }
+  graph->capture_end();
+  return graph.release();
+}
+
+void replay_graph(void* graph) { static_cast<at::cuda::CUDAGraph*>(graph)->replay(); }
+void drop_graph(void* graph) { delete static_cast<at::cuda::CUDAGraph*>(graph); }
+
+}  // namespace dovetail::cuda

@@ -1,0 +1,162 @@
+// A training step on the meta device, with every operation seen: what would wait for a GPU, or compute beside it.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/library.h>
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "dovetail/comm/group.h"
+#include "dovetail/models/config.h"
+#include "dovetail/models/gpt.h"
+#include "dovetail/train/optimizer.h"
+#include "dovetail/train/quantization.h"
+#include "dovetail/train/step.h"
+
+namespace dovetail {
+namespace {
+
+/// Operations of a step that a GPU's step may not have, or may have once.
+struct Seen {
+  std::vector<std::string> host_reads;  ///< results that go to the host, which waits for them
+  std::vector<std::string> mixed;       ///< operations with tensors of the device and of the CPU
+};
+Seen* seen = nullptr;
+
+constexpr c10::DispatchKey kMode = c10::DispatchKey::TESTING_ONLY_GenericMode;
+
+bool on(const c10::IValue& value, c10::DeviceType device) {
+  const auto is_there = [device](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.device().type() == device && (device != c10::kCPU || tensor.dim() > 0);
+  };
+  if (value.isTensor()) return is_there(value.toTensor());
+  if (!value.isTensorList()) return false;
+  const auto list = value.toTensorVector();
+  return std::any_of(list.begin(), list.end(), is_there);
+}
+
+bool names_the_cpu(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i)
+    if (op.schema().arguments()[i].name() == "device" && arguments[i].isDevice())
+      return arguments[i].toDevice().is_cpu();
+  return false;
+}
+
+/// Stands in front of autograd and of every kernel. A read by the host gets ones: the meta device has no values.
+void see(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  static const std::set<std::string> kReads = {"aten::item",       "aten::_local_scalar_dense",
+                                               "aten::is_nonzero", "aten::equal",
+                                               "aten::nonzero",    "aten::masked_select"};
+  const std::string name = op.schema().name();
+  const std::vector<c10::IValue> arguments = torch::jit::last(*stack, op.schema().arguments().size()).vec();
+  const bool device = std::any_of(arguments.begin(), arguments.end(), [](const auto& a) { return on(a, c10::kMeta); });
+  const bool cpu = std::any_of(arguments.begin(), arguments.end(), [](const auto& a) { return on(a, c10::kCPU); });
+  if (device && kReads.contains(name)) {
+    seen->host_reads.push_back(name);
+    torch::jit::drop(*stack, arguments.size());
+    torch::jit::push(*stack, at::ones({}, at::kDouble).item());
+    return;
+  }
+  if (device && (name == "aten::to" || name == "aten::_to_copy") && names_the_cpu(op, arguments)) {
+    seen->host_reads.push_back(name);
+    torch::jit::drop(*stack, arguments.size());
+    const at::Tensor from = arguments[0].toTensor();
+    torch::jit::push(*stack, at::ones(from.sizes(), from.options().device(at::kCPU)));
+    return;
+  }
+  if (device && cpu && name == "aten::copy_") {  // to the device it waits for nothing
+    if (on(arguments[0], c10::kCPU)) {
+      seen->host_reads.push_back(name);
+      torch::jit::drop(*stack, arguments.size());
+      torch::jit::push(*stack, arguments[0]);
+      return;
+    }
+  } else if (device && cpu && name.starts_with("aten::")) {
+    seen->mixed.push_back(name);
+  }
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kMode), stack);
+}
+
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&see>()); }
+
+ModelConfig config_of(const std::string& activation, const std::string& norm, const std::string& positions) {
+  ModelConfig config;
+  config.layers = 4;
+  config.width = 64;
+  config.heads = 2;
+  config.context = 32;
+  config.vocab_size = 320;
+  config.activation = activation;
+  config.norm = norm;
+  config.positions = positions;
+  return resolve_model_config(config, 0);
+}
+
+Seen step_on_meta(const ModelConfig& model_config, const std::string& recipe, int64_t micro_batch,
+                  bool checkpointed = false) {
+  auto model = std::make_shared<GPT>(model_config, c10::kMeta);
+  model->checkpoint_activations = checkpointed;
+  Optimizer optimizer(*model, {});
+  model->set_compute_dtype(recipe == "fp32" ? at::kFloat : at::kBFloat16);
+  PrecisionSection precision;
+  precision.recipe = recipe;
+  Quantization quantization(*model, precision, recipe);
+  optimizer.bind(*model);
+  TrainStep step(model, optimizer, local_groups(1)[0], {.micro_batch = micro_batch, .clip = 1.0});
+  const at::Tensor tokens = at::ones({4, model_config.context + 1}, at::kLong);
+  Seen found;
+  seen = &found;
+  {
+    const c10::impl::IncludeDispatchKeyGuard mode(kMode);
+    step.run(tokens, 1e-3, false);
+  }
+  seen = nullptr;
+  EXPECT_EQ(optimizer.updates(), 1) << "the step was skipped";
+  return found;
+}
+
+TEST(MetaStep, AGptReadsFromTheDeviceOnce) {
+  for (const std::string recipe : {"fp32", "bf16", "mxfp8", "fp8_tensor"}) {
+    for (const int64_t micro_batch : {4, 2}) {
+      for (const bool checkpointed : {false, true}) {
+        SCOPED_TRACE(recipe + " micro-batch " + std::to_string(micro_batch));
+        const Seen found = step_on_meta(config_of("gelu", "layernorm", "learned"), recipe, micro_batch, checkpointed);
+        EXPECT_THAT(found.host_reads, ::testing::SizeIs(1));
+        EXPECT_THAT(found.mixed, ::testing::IsEmpty());
+      }
+    }
+  }
+}
+
+TEST(MetaStep, LlamaAndNemotronReadFromTheDeviceOnce) {
+  for (const std::string activation : {"swiglu", "relu2"}) {
+    const Seen found = step_on_meta(config_of(activation, "rmsnorm", "rotary"), "bf16", 4);
+    EXPECT_THAT(found.host_reads, ::testing::SizeIs(1)) << activation;
+    EXPECT_THAT(found.mixed, ::testing::IsEmpty()) << activation;
+  }
+}
+
+/// The watch itself sees a second read and a tensor that was left on the CPU.
+TEST(MetaStep, ReadsAndTensorsLeftOnTheCpuAreSeen) {
+  const at::Tensor x = at::empty({3}, at::kMeta), left = at::ones({3});
+  Seen found;
+  seen = &found;
+  {
+    const c10::impl::IncludeDispatchKeyGuard mode(kMode);
+    x.sum().item<double>();
+    x.cpu();
+    at::empty({3}).copy_(x);
+    try {
+      x.add(left);
+    } catch (const c10::Error&) {  // newer versions of ATen refuse it
+    }
+  }
+  seen = nullptr;
+  EXPECT_THAT(found.host_reads, ::testing::ElementsAre("aten::item", "aten::to", "aten::copy_"));
+  EXPECT_THAT(found.mixed, ::testing::ElementsAre("aten::add"));
+}
+
+}  // namespace
+}  // namespace dovetail
