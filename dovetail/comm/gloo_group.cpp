@@ -26,10 +26,10 @@ void check_tensor(const at::Tensor& tensor, const char* call) {
   DOVETAIL_CHECK(tensor.is_contiguous(), "{}: the tensor is not contiguous", call);
 }
 
-void check_summable(at::ScalarType dtype) {
+void check_summable(at::ScalarType dtype, const char* call) {
   constexpr at::ScalarType kSummable[] = {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf,
                                           at::kLong,   at::kInt,   at::kChar,     at::kByte};
-  DOVETAIL_CHECK(std::ranges::find(kSummable, dtype) != std::end(kSummable), "all_reduce: no sums of {}",
+  DOVETAIL_CHECK(std::ranges::find(kSummable, dtype) != std::end(kSummable), "{}: no sums of {}", call,
                  c10::toString(dtype));
 }
 
@@ -82,11 +82,27 @@ class GlooGroup final : public Group {
 
   std::unique_ptr<Work> all_reduce_async(at::Tensor tensor) override {
     check_tensor(tensor, "all_reduce");
-    check_summable(tensor.scalar_type());
+    check_summable(tensor.scalar_type(), "all_reduce");
     return start("all_reduce", tensor.numel(), [&](c10d::ProcessGroupGloo& gloo) {
       std::vector<at::Tensor> tensors{tensor.detach()};
       return gloo.allreduce(tensors);
     });
+  }
+
+  std::unique_ptr<Work> reduce_scatter_async(at::Tensor tensor) override {
+    check_tensor(tensor, "reduce_scatter");
+    check_summable(tensor.scalar_type(), "reduce_scatter");
+    DOVETAIL_CHECK(tensor.numel() % size_ == 0, "reduce_scatter: {} elements for {} ranks", tensor.numel(), size_);
+    const auto parts = tensor.detach().view({size_, tensor.numel() / size_});
+    auto all = std::make_unique<Works>();
+    for (int root = 0; root < size_; ++root)
+      all->works.push_back(start("reduce_scatter", tensor.numel(), [&](c10d::ProcessGroupGloo& gloo) {
+        std::vector<at::Tensor> tensors{parts[root]};
+        c10d::ReduceOptions options;
+        options.rootRank = root;
+        return gloo.reduce(tensors, options);
+      }));
+    return all;
   }
 
   void broadcast(at::Tensor& tensor, int root) override {
@@ -144,6 +160,13 @@ class GlooGroup final : public Group {
  private:
   class NoWork final : public Work {
     void wait() override {}
+  };
+
+  struct Works final : public Work {
+    std::vector<std::unique_ptr<Work>> works;
+    void wait() override {
+      for (const auto& work : works) work->wait();
+    }
   };
 
   class TimedWork final : public Work {

@@ -51,6 +51,7 @@ class GroupOfOne final : public Group {
   int size() const override { return 1; }
   void all_reduce(at::Tensor&) override {}
   std::unique_ptr<Work> all_reduce_async(at::Tensor) override { return std::make_unique<NoWork>(); }
+  std::unique_ptr<Work> reduce_scatter_async(at::Tensor) override { return std::make_unique<NoWork>(); }
   void broadcast(at::Tensor&, int root) override { DOVETAIL_CHECK(root == 0, "broadcast: there is no rank {}", root); }
   std::vector<at::Tensor> all_gather(const at::Tensor& tensor) override { return {tensor.detach().clone()}; }
   void barrier() override {}

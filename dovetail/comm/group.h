@@ -40,6 +40,12 @@ class Group {
   };
   virtual std::unique_ptr<Work> all_reduce_async(at::Tensor tensor) = 0;
 
+  /// Sum over ranks, one part to each rank. tensor (n c), dtypes as in all_reduce. After `wait` elements
+  /// [rank() c, (rank() + 1) c) hold the sum, and the others are undefined. InternalError if the ranks do not divide
+  /// the elements. In place; each rank sends at most the tensor's bytes. Gloo: one reduce to each rank, since c10d's
+  /// reduce-scatter for Gloo all-reduces a copy.
+  virtual std::unique_ptr<Work> reduce_scatter_async(at::Tensor tensor) = 0;
+
   virtual void broadcast(at::Tensor& tensor, int root) = 0;  ///< any dtype
   virtual std::vector<at::Tensor> all_gather(
       const at::Tensor& tensor) = 0;  ///< any dtype; result[r] is rank r's, a copy

@@ -7,7 +7,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
+#include <deque>
 #include <functional>
 #include <utility>
 
@@ -17,8 +17,6 @@
 
 namespace dovetail {
 namespace {
-
-at::ScalarType sum_dtype(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
 
 /// Runs after a parameter's gradient has been accumulated, on the thread of its backward.
 class AccumulatedHook final : public torch::autograd::FunctionPostHook {
@@ -49,25 +47,36 @@ struct GradientReducer::State {
 
     bool alone() const { return group->size() == 1; }
   };
-  struct Bucket {
-    std::shared_ptr<Group> group;
-    at::Tensor flat;
-    std::vector<size_t> parameters;
+  /// The sums of a Bucket.
+  struct Sums {
+    at::Tensor flat;     // with scatter padded to equal shares, and undefined outside a backward
+    at::Tensor share;    // with scatter: of this rank, over the micro-batches so far
     size_t missing = 0;  // gradients of the armed backward that have not arrived
+  };
+  /// A reduction under way; with scatter also its bucket's memory.
+  struct Running {
+    std::unique_ptr<Group::Work> work;
+    size_t bucket;
+    at::Tensor flat;
   };
 
   std::vector<Parameter> parameters;
   std::vector<Bucket> buckets;
-  std::vector<std::unique_ptr<Group::Work>> running;
-  size_t started = 0;  // buckets [0, started) of this step
+  std::vector<Sums> sums;  // by bucket
+  std::deque<Running> running;
+  size_t started = 0;  // buckets [0, started) of this backward
+  bool scatter = false;
   bool armed = false;
   double exposed_s = 0;
 
   void add_parameter(const at::Tensor& tensor, std::shared_ptr<Group> group, size_t i);
-  void make_buckets(int64_t bucket_bytes);
+  void make_sums(size_t b);
   void arrived(size_t i);
   void add_to_sum(Parameter& p);
   void start_ready_buckets();
+  void all_reduce(size_t b);
+  void reduce_scatter(size_t b);
+  void take_first_share();
 };
 
 void GradientReducer::State::add_parameter(const at::Tensor& tensor, std::shared_ptr<Group> group, size_t i) {
@@ -81,47 +90,19 @@ void GradientReducer::State::add_parameter(const at::Tensor& tensor, std::shared
   p.hook = p.accumulator->add_post_hook(std::make_unique<AccumulatedHook>([this, i] { arrived(i); }));
 }
 
-/// Backward reaches the last parameters first, so buckets are filled from the end of the list: for each kind one at a
-/// time, in the order in which they are full.
-void GradientReducer::State::make_buckets(int64_t bucket_bytes) {
-  struct Open {
-    Bucket bucket;
-    int64_t used = 0;
-  };
-  std::vector<Open> open;
-  for (size_t i = parameters.size(); i-- > 0;) {
-    const Parameter& p = parameters[i];
-    if (p.alone()) continue;
-    const auto bytes = p.tensor.numel() * static_cast<int64_t>(c10::elementSize(sum_dtype(p.tensor.scalar_type())));
-    const auto same_kind = [&](const Open& other) {
-      const at::Tensor& first = parameters[other.bucket.parameters.front()].tensor;
-      return other.bucket.group == p.group && first.device() == p.tensor.device() &&
-             sum_dtype(first.scalar_type()) == sum_dtype(p.tensor.scalar_type());
-    };
-    auto found = std::ranges::find_if(open, same_kind);
-    if (found == open.end()) {
-      found = open.insert(found, Open{.bucket = {.group = p.group}});
-    } else if (found->used + bytes > bucket_bytes) {
-      buckets.push_back(std::exchange(found->bucket, {.group = p.group}));
-      found->used = 0;
-    }
-    found->used += bytes;
-    found->bucket.parameters.push_back(i);
-  }
-  for (Open& last : open) buckets.push_back(std::move(last.bucket));
-  for (size_t b = 0; b < buckets.size(); ++b)
-    for (const size_t i : buckets[b].parameters) parameters[i].bucket = b;
-  for (auto& bucket : buckets) {
-    int64_t elements = 0;
-    for (const size_t i : bucket.parameters) elements += parameters[i].tensor.numel();
-    const auto& first = parameters[bucket.parameters.front()].tensor;
-    bucket.flat = at::empty({elements}, first.options().dtype(sum_dtype(first.scalar_type())).requires_grad(false));
-    int64_t offset = 0;
-    for (const size_t i : bucket.parameters) {
-      auto& p = parameters[i];
-      p.sum = bucket.flat.narrow(0, offset, p.tensor.numel()).view(p.tensor.sizes());
-      offset += p.tensor.numel();
-    }
+/// Memory for a bucket's sums, with a view for each of its parameters.
+void GradientReducer::State::make_sums(size_t b) {
+  const Bucket& bucket = buckets[b];
+  const auto& first = parameters[bucket.parameters.front()].tensor;
+  at::Tensor& flat = sums[b].flat;
+  const int64_t size = scatter ? bucket.share() * bucket.group->size() : bucket.elements();
+  flat = at::empty({size}, first.options().dtype(sum_dtype(first.scalar_type())).requires_grad(false));
+  flat.slice(0, bucket.elements()).zero_();
+  int64_t offset = 0;
+  for (const size_t i : bucket.parameters) {
+    auto& p = parameters[i];
+    p.sum = flat.narrow(0, offset, p.tensor.numel()).view(p.tensor.sizes());
+    offset += p.tensor.numel();
   }
 }
 
@@ -129,6 +110,7 @@ void GradientReducer::State::make_buckets(int64_t bucket_bytes) {
 void GradientReducer::State::add_to_sum(Parameter& p) {
   const at::NoGradGuard no_grad;
   auto& grad = p.tensor.mutable_grad();
+  if (!p.sum.defined() && !p.alone()) make_sums(p.bucket);
   if (!p.sum.defined())
     p.sum =
         at::empty(p.tensor.sizes(), p.tensor.options().dtype(sum_dtype(p.tensor.scalar_type())).requires_grad(false));
@@ -151,24 +133,58 @@ void GradientReducer::State::arrived(size_t i) {
   }
   DOVETAIL_CHECK(!(armed && p.arrived),
                  "parameter {} got a second gradient in the armed backward, after its bucket may have been sent", i);
+  DOVETAIL_CHECK(armed || !scatter, "parameter {} got a gradient before arm()", i);
   add_to_sum(p);
   if (!armed) return;
   p.arrived = true;
-  --buckets[p.bucket].missing;
+  --sums[p.bucket].missing;
   start_ready_buckets();
 }
 
 /// In bucket order on every rank, whatever the order in which gradients arrive: collectives are matched by order.
 void GradientReducer::State::start_ready_buckets() {
-  for (; started < buckets.size() && buckets[started].missing == 0; ++started) {
-    operation("dovetail::all_reduce_start", {.changes = {buckets[started].flat}},
-              [this, group = buckets[started].group.get()](const Operands& of) {
-                const TraceSpan span("start all_reduce");
-                const UnrecordedAllocations of_the_group;
-                running.push_back(group->all_reduce_async(of.changes[0]));
-                return std::vector<at::Tensor>();
-              });
+  for (; started < buckets.size() && sums[started].missing == 0; ++started)
+    scatter ? reduce_scatter(started) : all_reduce(started);
+}
+
+void GradientReducer::State::all_reduce(size_t b) {
+  operation("dovetail::all_reduce_start", {.changes = {sums[b].flat}}, [this, b](const Operands& of) {
+    const TraceSpan span("start all_reduce");
+    const UnrecordedAllocations of_the_group;
+    running.push_back({.work = buckets[b].group->all_reduce_async(of.changes[0]), .bucket = b});
+    return std::vector<at::Tensor>();
+  });
+}
+
+void GradientReducer::State::reduce_scatter(size_t b) {
+  constexpr size_t kAtOnce = 2;  // full buckets in memory
+  if (running.size() == kAtOnce) take_first_share();
+  const at::NoGradGuard no_grad;
+  if (!sums[b].flat.defined()) make_sums(b);
+  for (const size_t i : buckets[b].parameters) {
+    auto& p = parameters[i];
+    if (!p.summed) p.sum.zero_();
+    p.sum.reset();
+    p.summed = false;
   }
+  const TraceSpan span("start reduce_scatter");
+  running.push_back({.work = buckets[b].group->reduce_scatter_async(sums[b].flat),
+                     .bucket = b,
+                     .flat = std::exchange(sums[b].flat, {})});
+}
+
+void GradientReducer::State::take_first_share() {
+  const double start = now_seconds();
+  const TraceSpan span("wait reduce_scatter");
+  Running first = std::move(running.front());
+  running.pop_front();
+  first.work->wait();
+  exposed_s += now_seconds() - start;
+  const at::NoGradGuard no_grad;
+  const Bucket& bucket = buckets[first.bucket];
+  const at::Tensor part = first.flat.narrow(0, bucket.group->rank() * bucket.share(), bucket.share());
+  at::Tensor& share = sums[first.bucket].share;
+  share = share.defined() ? share.add_(part) : part.clone();
 }
 
 GradientReducer::GradientReducer(const std::shared_ptr<Group>& group, std::vector<at::Tensor> parameters,
@@ -177,9 +193,15 @@ GradientReducer::GradientReducer(const std::shared_ptr<Group>& group, std::vecto
   DOVETAIL_CHECK(options.bucket_bytes > 0, "bucket_bytes is {}", options.bucket_bytes);
   DOVETAIL_CHECK(options.groups.empty() || options.groups.size() == parameters.size(), "{} groups for {} parameters",
                  options.groups.size(), parameters.size());
-  for (size_t i = 0; i < parameters.size(); ++i)
-    state_->add_parameter(parameters[i], options.groups.empty() ? group : options.groups[i], i);
-  state_->make_buckets(options.bucket_bytes);
+  if (options.groups.empty()) options.groups.assign(parameters.size(), group);
+  for (size_t i = 0; i < parameters.size(); ++i) state_->add_parameter(parameters[i], options.groups[i], i);
+  state_->scatter = options.scatter && group->size() > 1;
+  state_->buckets = make_buckets(parameters, options.groups, options.bucket_bytes);
+  state_->sums.resize(state_->buckets.size());
+  for (size_t b = 0; b < state_->buckets.size(); ++b) {
+    for (const size_t i : state_->buckets[b].parameters) state_->parameters[i].bucket = b;
+    if (!options.scatter) state_->make_sums(b);
+  }
 }
 
 GradientReducer::~GradientReducer() {
@@ -188,37 +210,45 @@ GradientReducer::~GradientReducer() {
 
 void GradientReducer::begin() {
   state_->armed = false;
-  for (auto& work : state_->running) work->wait();  // of a step that failed half-way, on all ranks alike
+  for (auto& running : state_->running) running.work->wait();  // a step that failed half-way, on all ranks alike
   state_->running.clear();
-  state_->started = 0;
+  state_->exposed_s = 0;
   for (auto& p : state_->parameters) {
     p.tensor.mutable_grad().reset();
-    p.summed = p.arrived = false;
+    p.summed = false;
     if (p.alone()) p.sum.reset();  // made where it is needed, and so in a recorded step a tensor of that step
   }
-  for (auto& bucket : state_->buckets) bucket.missing = bucket.parameters.size();
+  for (auto& sums : state_->sums) sums.share.reset();
 }
 
 void GradientReducer::arm() {
-  DOVETAIL_CHECK(!state_->armed, "arm() twice without begin()");
+  DOVETAIL_CHECK(!state_->armed, "arm() twice without finish()");
   state_->armed = true;
+  state_->started = 0;
+  for (auto& p : state_->parameters) p.arrived = false;
+  for (size_t b = 0; b < state_->buckets.size(); ++b) state_->sums[b].missing = state_->buckets[b].parameters.size();
 }
 
 void GradientReducer::finish() {
   DOVETAIL_CHECK(state_->armed, "finish() without arm()");
   state_->armed = false;
+  for (auto& sums : state_->sums) sums.missing = 0;
+  if (state_->scatter) {
+    state_->start_ready_buckets();
+    while (!state_->running.empty()) state_->take_first_share();
+    return;
+  }
   for (auto& p : state_->parameters)
     if (!p.alone() && !p.summed) p.sum.zero_();
-  for (auto& bucket : state_->buckets) bucket.missing = 0;
   state_->start_ready_buckets();
   Operands all;
-  for (const auto& bucket : state_->buckets) all.changes.push_back(bucket.flat);
+  for (const auto& sums : state_->sums) all.changes.push_back(sums.flat);
   if (all.changes.empty()) return;
   operation("dovetail::all_reduce_wait", std::move(all), [state = state_.get()](const Operands&) {
     const double start = now_seconds();
     const TraceSpan span("wait all_reduce");
     const UnrecordedAllocations of_the_group;
-    for (auto& work : state->running) work->wait();
+    for (auto& running : state->running) running.work->wait();
     state->running.clear();
     state->exposed_s = now_seconds() - start;
     return std::vector<at::Tensor>();
@@ -228,10 +258,22 @@ void GradientReducer::finish() {
 at::Tensor GradientReducer::gradient(size_t i) const {
   DOVETAIL_CHECK(i < size(), "there is no parameter {}", i);
   const auto& p = state_->parameters[i];
+  DOVETAIL_CHECK(p.alone() || !scatters(), "gradient({}) of a reducer that keeps shares", i);
   if (!p.alone() || p.summed) return p.sum;
   const auto& grad = p.tensor.grad();
   return grad.defined() ? grad : at::zeros_like(p.tensor);
 }
+
+at::Tensor GradientReducer::share(size_t b) const {
+  DOVETAIL_CHECK(b < buckets().size(), "there is no bucket {}", b);
+  if (scatters()) return state_->sums[b].share;
+  const int64_t size = buckets()[b].share(), first = buckets()[b].group->rank() * size;
+  return state_->sums[b].flat.slice(0, first, first + size);
+}
+
+const std::vector<Bucket>& GradientReducer::buckets() const { return state_->buckets; }
+
+bool GradientReducer::scatters() const { return state_->scatter; }
 
 size_t GradientReducer::size() const { return state_->parameters.size(); }
 

@@ -26,15 +26,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::map<std::string, at::Tensor> finite_copies(const Snapshot& snapshot) {
-  std::map<std::string, at::Tensor> copies;
-  for (const auto& [name, tensor] : snapshot.tensors) {
+/// Tensors that nobody else can change any more: those that the snapshot alone holds, and copies of the others.
+std::map<std::string, at::Tensor> finite_tensors(Snapshot snapshot) {
+  for (auto& [name, tensor] : snapshot.tensors) {
     DOVETAIL_CHECK(tensor.defined(), "checkpoint: tensor '{}' is undefined", name);
     check_finite(name, tensor, snapshot.step);
-    copies.emplace(
-        name, tensor.detach().to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true).contiguous());
+    const bool own = tensor.is_cpu() && tensor.is_contiguous() && tensor.use_count() == 1 &&
+                     tensor.storage().use_count() == 1 && !tensor.requires_grad();
+    if (!own)
+      tensor = tensor.detach().to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true).contiguous();
   }
-  return copies;
+  return std::move(snapshot.tensors);
 }
 
 /// Names in order, cut into files of at most `shard_bytes`.
@@ -227,7 +229,7 @@ StreamedTensors& CheckpointFolder::begin(int64_t step, CheckpointKind kind) {
   return state_->streamed.emplace(state_->partial_of(step), step);
 }
 
-void CheckpointFolder::save_async(const Snapshot& snapshot) {
+void CheckpointFolder::save_async(Snapshot snapshot) {
   wait();
   DOVETAIL_CHECK(snapshot.step >= 0, "step is {}", snapshot.step);
   CheckpointManifest manifest{.step = snapshot.step, .state = snapshot.state, .base = state_->base};
@@ -235,9 +237,9 @@ void CheckpointFolder::save_async(const Snapshot& snapshot) {
   try {
     if (state_->streamed) state_->streamed->check();
     manifest_text(manifest);  // a state that cannot be written is told here, before tensors are copied
-    tensors = finite_copies(snapshot);
+    tensors = finite_tensors(std::move(snapshot));
   } catch (const UserError&) {
-    if (state_->streamed) state_->abandon(snapshot.step);
+    if (state_->streamed) state_->abandon(manifest.step);
     throw;
   }
   state_->save = std::async(std::launch::async, [state = state_.get(), manifest = std::move(manifest),

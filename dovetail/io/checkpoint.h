@@ -53,10 +53,11 @@ class CheckpointFolder {
   /// until save_async of the same step, which throws what cannot be saved; `wait` throws what the disk did not take.
   StreamedTensors& begin(int64_t step, CheckpointKind kind);
 
-  /// Copies the tensors (so training goes on; the copies are freed file by file) and writes them on a thread. A save in
+  /// Copies tensors that somebody else holds, too (so training goes on), and writes all on a thread, which frees them
+  /// file by file. A save in
   /// progress is waited for first, and its failure is thrown here instead of starting another. UserError names a tensor
   /// with a NaN or an infinity; nothing is written then.
-  void save_async(const Snapshot& snapshot);
+  void save_async(Snapshot snapshot);
   /// Waits for the save in progress and throws its UserError: a full disk, no permission. Earlier checkpoints are
   /// untouched.
   void wait();

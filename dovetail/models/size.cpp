@@ -202,7 +202,8 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
 
   MemoryEstimate estimate;
   estimate.weights = (parameters - wide) * element + wide * kFloat;
-  estimate.optimizer = 2 * parameters * kFloat + (options.bfloat16 ? (parameters - wide) * kFloat : 0);
+  estimate.optimizer =
+      (2 * parameters * kFloat + (options.bfloat16 ? (parameters - wide) * kFloat : 0)) / options.optimizer_ranks;
 
   int64_t all_blocks = 0, largest_block = 0;
   for (const BlockParts& block : blocks) {
@@ -213,10 +214,13 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
     largest_block = std::max(largest_block, bytes);
   }
   if (options.recompute) all_blocks += largest_block;
+  const auto sums = parameters * kFloat / options.gradient_ranks;
+  // A bucket that waits to be scattered: the largest is the embedding's.
+  const auto bucket = options.gradient_ranks > 1 ? c.vocab_size * c.width * kFloat : 0;
   const auto gradients =
-      options.bfloat16 && !options.accumulate && !options.distributed ? estimate.weights : parameters * kFloat;
+      options.bfloat16 && !options.accumulate && !options.distributed ? estimate.weights : sums + bucket;
   // Gradients that outlive a micro-batch; without them those of later blocks are made as activations go.
-  const auto held = options.accumulate || options.distributed ? gradients : 0;
+  const auto held = options.accumulate || options.distributed ? sums : 0;
 
   // Beginning of backward. The head's gradients, of its input and matrix, are made in forward.
   const auto rows_of_logits = logits_rows(tokens, c.vocab_size, element);
@@ -255,8 +259,7 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   estimate.all_gradients = gradients;
   estimate.beside =
       (options.bfloat16 ? kBesideBFloat16 : kBeside) + kernel_buffers(c, tokens, rows_of_logits, options.threads);
-  // Spread experts are put together before they are copied.
-  estimate.checkpoint = options.checkpoints ? (options.expert_ranks > 1 ? 6 : 3) * all_parameters * kFloat : 0;
+  estimate.checkpoint = options.checkpoints ? 3 * all_parameters * kFloat : 0;
   return estimate;
 }
 

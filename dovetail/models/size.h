@@ -28,9 +28,11 @@ struct MemoryEstimateOptions {
   /// Of the Linears of all blocks, in the order of `quantizable_linears`; empty: none is quantized.
   std::vector<mx::LinearRecipe> linears = {};
   bool recompute = false;
-  bool distributed = false;  ///< gradients in reduction buckets, float32
-  int64_t expert_ranks = 1;  ///< ranks that experts are spread over; each has as many rows as if it had all of them
-  bool checkpoints = false;  ///< this rank writes checkpoints
+  bool distributed = false;     ///< gradients in reduction buckets, float32
+  int64_t optimizer_ranks = 1;  ///< ranks that share out the optimizer's state
+  int64_t gradient_ranks = 1;   ///< ranks that share out the sums of gradients
+  int64_t expert_ranks = 1;     ///< ranks that experts are spread over; each has as many rows as if it had all of them
+  bool checkpoints = false;     ///< this rank writes checkpoints
   int threads = 1;
 };
 

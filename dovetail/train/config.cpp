@@ -42,6 +42,24 @@ void check_steps(const RunConfig& config) {
   if (!pass) check_length(config, config.train.steps);
 }
 
+/// Runs whose state cannot be sharded.
+void check_shard(const RunConfig& config) {
+  if (!config.parallel.shards()) return;
+  const auto refuse = [&](bool there, const std::string& what, const char* why, const std::string& help) {
+    if (there)
+      throw UserError(
+          fmt::format("parallel.shard = \"{}\" does not work with {}: {}", config.parallel.shard, what, why), help);
+  };
+  refuse(config.model.moe.experts > 0, fmt::format("model.moe.experts = {}", config.model.moe.experts),
+         "the state of experts follows them to their ranks",
+         "leave parallel.shard out; parallel.expert spreads experts with their state");
+  refuse(!config.memory.budget.empty(), fmt::format("memory.budget = \"{}\"", config.memory.budget),
+         "a plan has no place for shares that ranks gather", "leave one of the two out");
+  refuse(config.parallel.shard == "gradients" && config.balance.mode == "auto", "balance.mode = \"auto\"",
+         "ranks meet in every micro-batch, so all wait for the slowest in each",
+         "use parallel.shard = \"optimizer\" or balance.mode = \"fixed\"");
+}
+
 }  // namespace
 
 void check_run_config(const RunConfig& config) {
@@ -66,6 +84,7 @@ void check_run_config(const RunConfig& config) {
   user_check(!config.log.sample_prompts.empty() || config.log.sample_tokens == LogSection().sample_tokens,
              "log.sample_tokens = {} does nothing without log.sample_prompts; leave it out", config.log.sample_tokens);
   check_balance(config);
+  check_shard(config);
   check_effects(config);
   for (const double beta : config.optimizer.betas) {
     user_check(beta < 1.0, "optimizer.betas = [{}] must be below 1", fmt::join(config.optimizer.betas, ", "));
@@ -158,6 +177,10 @@ void CommSection::describe(Section& s) {
 }
 
 void ParallelSection::describe(Section& s) {
+  s.value("shard", shard,
+          "State that ranks share out instead of each keeping all of it. optimizer: moments and master weights "
+          "(ZeRO-1). gradients: also the sums of gradients, reduced after every micro-batch (ZeRO-2)")
+      .choices({"none", "optimizer", "gradients"});
   s.value("expert", expert,
           "Ranks over which the experts of each layer are spread, a divisor of the job's ranks. Gradients of experts "
           "are summed over ranks that hold the same experts")
@@ -340,7 +363,7 @@ void RunConfig::describe(Section& s) {
   s.section("eval", eval, "Validation while training");
   s.section("log", log, "Events, traces and samples");
   s.section("comm", comm, "Communication between ranks");
-  s.section("parallel", parallel, "Experts over ranks");
+  s.section("parallel", parallel, "Optimizer state, gradients and experts over ranks");
   s.section("balance", balance, "Uneven shares of a step for ranks of unequal speed");
 }
 

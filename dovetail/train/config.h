@@ -114,7 +114,8 @@ struct CommSection {
 };
 
 struct ParallelSection {
-  int64_t expert = 1;         ///< ranks that the experts of every layer are spread over
+  std::string shard = "none";  ///< none | optimizer | gradients: what a rank keeps its share of alone
+  int64_t expert = 1;          ///< ranks that the experts of every layer are spread over
   int64_t expert_tensor = 0;  ///< ranks that one expert is cut over; 0: 1, or as many as it takes to give all an expert
   int64_t r = 1;              ///< as moe::Plan::shards; kAuto
   int64_t overlap = 1;        ///< as moe::Plan's; kAuto
@@ -125,6 +126,7 @@ struct ParallelSection {
   std::string costs;  ///< file of a cost model; empty: measured where something is chosen
   int64_t choose_every = 100;
   static constexpr int64_t kAuto = -1;
+  bool shards() const { return shard != "none"; }
   bool chooses() const { return r == kAuto || overlap == kAuto || shadow == kAuto || all_to_all == "auto"; }
   void describe(Section& s);
   bool operator==(const ParallelSection&) const = default;

@@ -111,11 +111,11 @@ moe::Placement placement_of(const RunConfig& config) {
 
 /// Keys that would do nothing beside the others.
 void check_used(const ParallelSection& parallel) {
-  const ParallelSection none;
+  const ParallelSection none{.shard = parallel.shard};
   user_check(
       parallel.expert > 1 || parallel == none,
-      "[parallel] says how experts and tokens meet, but parallel.expert = 1 spreads no experts; set it to the ranks "
-      "that experts are spread over, or leave the section out");
+      "[parallel] says how experts and tokens meet, but parallel.expert = 1 spreads no experts; set it to a number of "
+      "ranks, or leave out all keys but parallel.shard");
   user_check(parallel.ranks_per_node == 0 || parallel.all_to_all != "linear" || parallel.chooses(),
              "parallel.ranks_per_node = {} does nothing with all_to_all = \"linear\"; leave it out",
              parallel.ranks_per_node);

@@ -207,13 +207,16 @@ void resolve_precision_and_size(ResolvedRun& run, Group& group, const std::optio
   check_parallel(run.config, quantization);
   check_memory_plan(run);
   run.size = model_size(run.config.model);
+  const ParallelSection& parallel = run.config.parallel;
   run.memory = memory_estimate(run.config.model, {.micro_batch = run.micro_batch,
                                                   .accumulate = run.micro_batch < run.most_samples,
                                                   .bfloat16 = run.precision.compute == at::kBFloat16,
                                                   .linears = quantization.recipes(),
                                                   .recompute = run.config.train.checkpoint_activations,
                                                   .distributed = group.size() > 1,
-                                                  .expert_ranks = run.config.parallel.expert,
+                                                  .optimizer_ranks = parallel.shards() ? group.size() : 1,
+                                                  .gradient_ranks = parallel.shard == "gradients" ? group.size() : 1,
+                                                  .expert_ranks = parallel.expert,
                                                   .checkpoints = group.rank() == 0,
                                                   .threads = run.threads});
   if (run.precision.compute == at::kDouble) {

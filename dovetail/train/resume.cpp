@@ -194,6 +194,7 @@ std::vector<std::string> check_same_run(const nlohmann::json& state, const Resol
 
 void restore(Optimizer& optimizer, const GPT& model, const ExpertParallel& parallel,
              const std::map<std::string, at::Tensor>& tensors, int64_t updates, Group& group) {
+  if (optimizer.sharded()) return optimizer.scatter(tensors, updates);
   std::map<std::string, at::Tensor> own = optimizer.tensors();
   // Imported weights have no moments: they stay zero.
   const bool no_moments =

@@ -48,7 +48,8 @@ std::optional<std::string> stored_precision(const nlohmann::json& state);
 /// docs/training.md.
 std::vector<std::string> check_same_run(const nlohmann::json& state, const ResolvedRun& run, int64_t step, int ranks);
 
-/// Rank 0's `tensors` into every rank's optimizer and `model`, whose experts `parallel` may have spread.
+/// Rank 0's `tensors` into every rank's optimizer and `model`. Experts may be spread (`parallel`), or the optimizer's
+/// state be sharded.
 void restore(Optimizer& optimizer, const GPT& model, const ExpertParallel& parallel,
              const std::map<std::string, at::Tensor>& tensors, int64_t updates, Group& group);
 

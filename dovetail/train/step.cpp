@@ -23,7 +23,9 @@ TrainStep::TrainStep(std::shared_ptr<GPT> model, Optimizer& optimizer, std::shar
       group_(std::move(group)),
       options_(std::move(options)),
       reducer_(group_, optimizer_.parameters(),
-               {.bucket_bytes = options_.bucket_bytes, .groups = options_.gradient_groups}),
+               {.bucket_bytes = options_.bucket_bytes,
+                .groups = options_.gradient_groups,
+                .scatter = options_.scatter_gradients}),
       judged_(at::zeros({1})) {
   DOVETAIL_CHECK(options_.micro_batch > 0, "micro_batch {}", options_.micro_batch);
 }
@@ -113,8 +115,8 @@ TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
   if (group_->size() > 1) pass.sum_over_ranks = [this](at::Tensor& sums) { group_->all_reduce(sums); };
   // Ranks that meet in every forward pass make as many of them, some of nothing.
   const moe::Config& moe = model_->config().moe;
-  const bool meet =
-      model_->expert_ranks() || (group_->size() > 1 && moe.experts > 0 && moe.load_scope == "global_batch");
+  const bool meet = model_->expert_ranks() || reducer_.scatters() ||
+                    (group_->size() > 1 && moe.experts > 0 && moe.load_scope == "global_batch");
   const int64_t passes_over = meet ? std::max(samples, place.most_samples) : samples;
   reducer_.begin();
   for (int64_t first = 0; first < passes_over; first += options_.micro_batch) {
@@ -127,20 +129,25 @@ TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
       pass.most_tokens = std::min(place.most_samples - first, options_.micro_batch) * (tokens.size(1) - 1);
       loss = model_->loss(tokens.narrow(0, std::min(first, samples), size), pass);
     }
-    if (first + options_.micro_batch >= passes_over) reducer_.arm();
+    const bool reduced = reducer_.scatters() || first + options_.micro_batch >= passes_over;
+    if (reduced) reducer_.arm();
     const TraceSpan span("backward");
     loss.trained().backward();
     add(losses.sum, loss.sum);
     if (loss.router.defined()) add(losses.router, loss.router);
     if (loss.sum.is_cpu()) now_.clock.stop();
+    if (reduced) reducer_.finish();
   }
-  reducer_.finish();
   return losses;
 }
 
 /// Squares of this rank's share of the gradients that several ranks hold: over all ranks they are the global norm.
 std::vector<at::Tensor> TrainStep::squares_of_share() const {
   std::vector<at::Tensor> share;
+  if (reducer_.scatters()) {
+    for (size_t b = 0; b < reducer_.buckets().size(); ++b) share.push_back(reducer_.share(b));
+    return squares_of(share);
+  }
   // Holders of the same experts count alike; a rank with more experts has other indices behind them.
   std::map<const Group*, int> count;
   for (size_t i = 0; i < reducer_.size(); ++i) {

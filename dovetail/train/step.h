@@ -21,6 +21,7 @@ struct StepOptions {
   int64_t bucket_bytes = 4 << 20;
   /// The ranks that hold each parameter of the optimizer; empty: all of the group.
   std::vector<std::shared_ptr<Group>> gradient_groups = {};
+  bool scatter_gradients = false;  ///< GradientReducer::Options::scatter, for an optimizer whose state is sharded
   /// Forward and backward on a GPU are one CUDA graph from the third step on. For one rank whose steps differ in their
   /// tokens alone; its thread has a stream of its own (`use_own_stream`).
   bool cuda_graph = false;
@@ -30,7 +31,7 @@ struct StepOptions {
 struct StepPlace {
   uint64_t seed = 0;         ///< of the step, the same on all ranks
   int64_t first_sample = 0;  ///< index of the rank's first sample in the batch of all ranks
-  int64_t most_samples = 0;  ///< of any rank: where experts are spread all make as many forward passes
+  int64_t most_samples = 0;  ///< maximum over ranks: where micro-batches meet all make as many forward passes
   bool graphed = true;       ///< false: this step does more than others, so no CUDA graph runs it
 };
 
@@ -80,8 +81,8 @@ class TrainStep {
   /// tokens (samples of this rank, T + 1) on the CPU. All ranks together.
   StepOutcome run(const at::Tensor& tokens, double lr, bool want_stop, const StepPlace& place = {});
 
-  /// Seconds that forward and backward of the last step's micro-batches took, without waiting for other ranks' sums of
-  /// them, but with what spread experts wait for; 0 on a GPU, which is done later.
+  /// Seconds that forward and backward of the last step's micro-batches took. Waiting for other ranks' sums does not
+  /// count; waits of spread experts do, and of scattered gradients for memory. 0 on a GPU, which is done later.
   double compute_s() const { return now_.clock.seconds; }
 
   /// Steps that the CUDA graph ran, and the reason why it could not be recorded; empty if it could.

@@ -53,7 +53,9 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
   model_ = std::make_shared<GPT>(config.model, c10::kCPU, parallel_.ranks());
   model_->checkpoint_activations = config.train.checkpoint_activations;
   if (!resumed()) initialize(*model_, static_cast<uint64_t>(config.run.seed), config.train.init_noise);
-  optimizer_.emplace(*model_, config.optimizer);
+  OptimizerSharding sharding;
+  if (config.parallel.shards()) sharding = {.group = group_, .bucket_bytes = config.train.bucket_bytes};
+  optimizer_.emplace(*model_, config.optimizer, std::move(sharding));
   model_->set_compute_dtype(run_.precision.compute);
   model_->to(run_.device);
   quantization_.emplace(*model_, config.precision, run_.precision.name);
@@ -71,6 +73,7 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
                             .clip = config.train.clip,
                             .bucket_bytes = config.train.bucket_bytes,
                             .gradient_groups = parallel_.gradient_groups(*model_),
+                            .scatter_gradients = config.parallel.shard == "gradients",
                             .cuda_graph = config.run.cuda_graph != "off" && no_graph.empty()});
   if (!config.memory.budget.empty()) {
     PlannedStep::Options options = planned_step_options(config.memory);

@@ -123,6 +123,7 @@ std::string keys_of_several_ranks(const RunConfig& config) {
   std::vector<std::string_view> keys;
   if (config.comm.timeout_s != none.comm.timeout_s) keys.push_back("comm.timeout_s");
   if (config.train.bucket_bytes != none.train.bucket_bytes) keys.push_back("train.bucket_bytes");
+  if (config.parallel.shard != none.parallel.shard) keys.push_back("parallel.shard");
   if (config.embedding.sharding != none.embedding.sharding) keys.push_back("embedding.sharding");
   if (config.embedding.exchange != none.embedding.exchange) keys.push_back("embedding.exchange");
   return fmt::format("{}", fmt::join(keys, ", "));

@@ -29,6 +29,10 @@ TEST_F(CudaGroup, MovesTensorsOfAGpuAsThoseOfACpu) {
       sum.add_(1);
       group->all_reduce(sum);
       EXPECT_TRUE(torch::equal(sum.cpu(), of_rank(2, dtype).to(at::kDouble).mul(3).to(dtype)));
+      const at::Tensor parts = of_rank(group->rank(), dtype).to(at::kCUDA);
+      group->reduce_scatter_async(parts)->wait();
+      EXPECT_TRUE(
+          torch::equal(parts[group->rank()].cpu(), of_rank(1, dtype).to(at::kDouble).mul(3).to(dtype)[group->rank()]));
       at::Tensor shared = of_rank(group->rank(), dtype).to(at::kCUDA);
       group->broadcast(shared, 1);
       EXPECT_TRUE(torch::equal(shared.cpu(), of_rank(1, dtype)));

@@ -69,6 +69,31 @@ TEST_P(Collectives, AllReduceAsyncRunsManyAtOnce) {
   });
 }
 
+TEST_P(Collectives, ReduceScatterGivesEachRankItsPartOfTheSum) {
+  const int n = GetParam();
+  expect_all_succeed(n, [&](std::shared_ptr<Group> group) {
+    const auto each = [&](auto&& of_tensor) {
+      for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf, at::kLong, at::kByte})
+        for (const int64_t share : {0, 1, 31, 33, 1009, 300007}) of_tensor(dtype, share);
+    };
+    // As in all_reduce: small whole numbers that differ by element and rank. All run at once.
+    const auto base = [&](int64_t share) { return torch::ones({n * share}).cumsum(0).remainder(5); };
+    std::vector<at::Tensor> tensors;
+    std::vector<std::unique_ptr<Group::Work>> works;
+    each([&](at::ScalarType dtype, int64_t share) {
+      tensors.push_back((base(share) * (group->rank() + 1)).to(dtype));
+      works.push_back(group->reduce_scatter_async(tensors.back()));
+    });
+    size_t i = 0;
+    each([&](at::ScalarType dtype, int64_t share) {
+      works[i]->wait();
+      const auto part = tensors[i++].narrow(0, group->rank() * share, share);
+      const auto sum = (base(share) * (n * (n + 1) / 2)).to(dtype).narrow(0, group->rank() * share, share);
+      EXPECT_TRUE(torch::equal(part, sum)) << dtype << " " << share;
+    });
+  });
+}
+
 TEST_P(Collectives, BroadcastAndAllGatherMoveTheBitsOfEveryDtype) {
   const int n = GetParam();
   const auto of_rank = [](int rank, at::ScalarType dtype, const std::vector<int64_t>& shape) {
@@ -133,8 +158,10 @@ TEST_P(Collectives, MisuseIsAnInternalError) {
     if (n == 1) return;
     auto transposed = torch::zeros({3, 4}).t();
     EXPECT_THROW(group->all_reduce(transposed), InternalError);
-    auto flags = torch::zeros({3}, at::kBool);
+    auto flags = torch::zeros({3 * n}, at::kBool);
     EXPECT_THROW(group->all_reduce(flags), InternalError);
+    EXPECT_THROW(group->reduce_scatter_async(flags), InternalError);
+    EXPECT_THROW(group->reduce_scatter_async(torch::zeros({n + 1})), InternalError);
     group->barrier();  // and the group is still good
   });
 }

@@ -115,6 +115,79 @@ TEST(GradientReducer, AnyRanksMicroBatchesAndBucketsGiveTheGradientOfTheWholeBat
             << ranks << " ranks, " << micro_batches << " micro-batches, buckets of " << bucket_bytes;
 }
 
+/// The gradient of the second of two steps with `scatter`, put together from the shares of all ranks.
+Gradients scattered_gradient(int ranks, int micro_batches, at::ScalarType dtype, int64_t bucket_bytes) {
+  Gradients result(Model(dtype).parameters().size());
+  expect_all_succeed(ranks, [&](std::shared_ptr<Group> group) {
+    Model model(dtype);
+    GradientReducer reducer(group, model.parameters(), {.bucket_bytes = bucket_bytes, .scatter = true});
+    const int64_t share = kSamples / ranks, micro = share / micro_batches;
+    for (int step = 0; step < 2; ++step) {
+      reducer.begin();
+      for (int k = 0; k < micro_batches; ++k) {
+        reducer.arm();
+        const int64_t begin = group->rank() * share + k * micro;
+        model.loss(begin, begin + micro).backward();
+        reducer.finish();
+      }
+    }
+    for (size_t b = 0; b < reducer.buckets().size(); ++b) {
+      const Bucket& bucket = reducer.buckets()[b];
+      EXPECT_EQ(reducer.share(b).numel(), bucket.share());
+      EXPECT_EQ(reducer.share(b).storage().nbytes(), reducer.share(b).nbytes()) << "the bucket is still there";
+      const auto all = torch::cat(group->all_gather(reducer.share(b)));
+      EXPECT_TRUE(all.slice(0, bucket.elements()).eq(0).all().item<bool>()) << "padding";
+      int64_t offset = 0;
+      for (size_t k = 0; k < bucket.parameters.size(); offset += bucket.sizes[k++]) {
+        const size_t i = bucket.parameters[k];
+        if (group->rank() == 0)
+          result[i] = all.narrow(0, offset, bucket.sizes[k]).view(model.parameters()[i].sizes()).clone();
+      }
+    }
+    EXPECT_THROW(reducer.gradient(0), InternalError);
+    EXPECT_THROW(model.loss(0, 1).backward(), InternalError);  // not armed
+  });
+  return result;
+}
+
+TEST(GradientReducer, SharesAreThoseOfTheGradientOfTheWholeBatch) {
+  const auto expected = reference(at::kDouble);
+  for (const int ranks : {2, 4})
+    for (const int micro_batches : {1, 2, 4})
+      for (const int64_t bucket_bytes : {1, 600, 1 << 20})
+        EXPECT_LT(
+            largest_relative_difference(scattered_gradient(ranks, micro_batches, at::kDouble, bucket_bytes), expected),
+            1e-10)
+            << ranks << " ranks, " << micro_batches << " micro-batches, buckets of " << bucket_bytes;
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto gradient = scattered_gradient(2, 2, dtype, 600);
+    for (const auto& g : gradient) EXPECT_EQ(g.scalar_type(), at::kFloat);
+    EXPECT_LT(largest_relative_difference(gradient, step_gradient(2, 2, dtype, 600)), 1e-6);
+  }
+}
+
+TEST(GradientReducer, SharesOfAllReducedBucketsAreRangesOfThem) {
+  for (const int n : {2, 3, 4})
+    expect_all_succeed(n, [&](std::shared_ptr<Group> group) {
+      const auto matrix = torch::ones({7, 5}).requires_grad_(), vector = torch::ones({3}).requires_grad_();
+      GradientReducer reducer(group, {matrix, vector}, {});
+      reducer.begin();
+      reducer.arm();
+      (matrix * torch::arange(35).view({7, 5})).sum().add((vector * 100).sum()).backward();
+      reducer.finish();
+      const Bucket& bucket = reducer.buckets().at(0);
+      EXPECT_EQ(bucket.share(), (38 + n - 1) / n);
+      int64_t offset = 0;
+      for (const Bucket::Piece& piece : bucket.pieces(group->rank())) {
+        const auto of_share = reducer.share(0).narrow(0, offset, piece.size);
+        EXPECT_TRUE(
+            torch::equal(of_share, reducer.gradient(piece.parameter).flatten().narrow(0, piece.begin, piece.size)));
+        offset += piece.size;
+      }
+      EXPECT_EQ(offset, reducer.share(0).numel());
+    });
+}
+
 TEST(GradientReducer, Float32AgreesToItsPrecision) {
   const auto expected = reference(at::kDouble);
   for (const int ranks : {1, 2, 4}) {
@@ -194,6 +267,7 @@ TEST(GradientReducer, SumsAreReducedWhileBackwardRuns) {
         ++*started;
         return inner->all_reduce_async(t);
       }
+      std::unique_ptr<Work> reduce_scatter_async(at::Tensor t) override { return inner->reduce_scatter_async(t); }
       void broadcast(at::Tensor& t, int root) override { inner->broadcast(t, root); }
       std::vector<at::Tensor> all_gather(const at::Tensor& t) override { return inner->all_gather(t); }
       void barrier() override { inner->barrier(); }

@@ -151,6 +151,9 @@ TEST(MemoryEstimate, EachOptionMovesItTheRightWay) {
   EXPECT_LT(total({.micro_batch = 4, .bfloat16 = true}), total({.micro_batch = 4}));
   EXPECT_LT(total({.micro_batch = 4}), total({.micro_batch = 4, .accumulate = true}));
   EXPECT_EQ(total({.micro_batch = 4, .distributed = true}), total({.micro_batch = 4, .accumulate = true}));
+  EXPECT_LT(total({.distributed = true, .optimizer_ranks = 4}), total({.distributed = true}));
+  EXPECT_LT(total({.distributed = true, .optimizer_ranks = 4, .gradient_ranks = 4}),
+            total({.distributed = true, .optimizer_ranks = 4}));
 }
 
 TEST(MemoryEstimate, HoldsTheSizesOfTheLargestPresetWithoutOverflow) {
