@@ -7,6 +7,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/kept_memory.h"
 #include "dovetail/mx/feed_forward.h"
+#include "dovetail/mx/operand.h"
 
 namespace dovetail {
 namespace {
@@ -229,21 +230,23 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   // In backward of the last feed-forward. ffn.down, quantized, has the gradients of the activation and of ffn.up beside
   // each other and, if its quantizer reads whole tensors, the activation. ffn.up, quantized, has two copies of its
   // gradient beside it and one of its input, but no result any more. Beside the gradient of a matrix stands its copy.
+  // Copies are float32 on a CPU that multiplies no bfloat16.
+  const int64_t copy = mx::emulates_in_bfloat16() ? element : kFloat;
   int64_t ffn_workspace = 0, routed_workspace = 0;
   for (const FeedForwardPart& ffn : blocks.back().ffns) {
     const auto up = up_width(c.activation, ffn.width);
     const bool by_rows = ffn.down.activation.format && ffn.down.activation.is_microscaling();
-    auto elements = std::max(up, ffn.width);
-    if (ffn.down.quantizes()) elements = std::max(elements, (by_rows ? 1 : 2) * ffn.width + up);
-    if (ffn.up.gradient.format) elements = std::max(elements, 2 * up + c.width);
+    auto row_bytes = std::max(up, ffn.width) * element;
+    if (ffn.down.quantizes()) row_bytes = std::max(row_bytes, ((by_rows ? 1 : 2) * ffn.width + up) * element);
+    if (ffn.up.gradient.format) row_bytes = std::max(row_bytes, (2 * up + c.width) * copy);
     const auto rows = static_cast<int64_t>(static_cast<double>(tokens) * ffn.share);
     if (ffn.routed && is_grouped(blocks.back())) {
       // All experts at once: the activation and its gradient, that of `up`'s result, then those of the matrices.
       routed_workspace += (rows * (2 * ffn.width + up) + c.width * (ffn.width + up)) * element;
       continue;
     }
-    const auto matrices = ffn.down.weight.format ? 2 : 1;
-    ffn_workspace = std::max(ffn_workspace, (rows * elements + matrices * c.width * ffn.width) * element);
+    const auto matrix_bytes = element + (ffn.down.weight.format ? copy : 0);
+    ffn_workspace = std::max(ffn_workspace, rows * row_bytes + matrix_bytes * c.width * ffn.width);
   }
   if (routed_workspace > 0) routed_workspace += tokens * c.width * kFloat;  // sums of the gradients of their tokens
   ffn_workspace = std::max(ffn_workspace, routed_workspace);

@@ -87,8 +87,10 @@ at::Tensor dequantize_kept(const at::Tensor& codes, const at::Tensor& scales, co
   return dequantize(Float8Tensor{codes, scales, *recipe.format, float8_blocks(recipe, false)}, dtype);
 }
 
+bool emulates_in_bfloat16() { return has_bfloat16_instructions() && simd_level() == SimdLevel::kAvx512; }
+
 at::ScalarType emulation_dtype(const at::Tensor& x, const OperandRecipe& a, const OperandRecipe& b) {
-  const bool instructions = x.is_cuda() || (has_bfloat16_instructions() && simd_level() == SimdLevel::kAvx512);
+  const bool instructions = x.is_cuda() || emulates_in_bfloat16();
   const bool exact = !a.float32_scales && !b.float32_scales;
   return instructions && exact && x.scalar_type() == at::kBFloat16 ? at::kBFloat16 : at::kFloat;
 }

@@ -39,6 +39,9 @@ OperandCopies quantize_operand(const MadeRows& x, const OperandRecipe& recipe, c
 at::Tensor dequantize_kept(const at::Tensor& codes, const at::Tensor& scales, const OperandRecipe& recipe,
                            at::ScalarType dtype);
 
+/// True if products on the CPU are emulated in bfloat16: with AVX-512 and its BF16 instructions.
+bool emulates_in_bfloat16();
+
 /// The dtype in which a product of two such operands is emulated so that it is exact but for the FP32 sums: that of x
 /// unless the CPU has no bfloat16 instructions or a scale is not a power of two.
 at::ScalarType emulation_dtype(const at::Tensor& x, const OperandRecipe& a, const OperandRecipe& b);
