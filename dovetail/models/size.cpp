@@ -6,6 +6,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/kept_memory.h"
+#include "dovetail/base/machine.h"
 #include "dovetail/mx/feed_forward.h"
 #include "dovetail/mx/operand.h"
 
@@ -18,7 +19,7 @@ int64_t norm_size(const ModelConfig& c) { return c.norm == "layernorm" && c.bias
 
 // Resident memory that is no tensor, measured by training a model of width 1. 8 MB are pages of libraries that the
 // first step touches first. The rest are autograd's nodes, stacks and small objects. Products in bfloat16 are oneDNN's,
-// which generates code for each shape.
+// which generates code for each shape where the CPU has such instructions.
 constexpr int64_t kBeside = int64_t{12} << 20, kBesideBFloat16 = int64_t{24} << 20;
 
 /// One feed-forward, and which share of the tokens goes through it: of E experts each takes k / E.
@@ -260,8 +261,8 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   estimate.activations = peak.activations;
   estimate.workspace = peak.workspace;
   estimate.all_gradients = gradients;
-  estimate.beside =
-      (options.bfloat16 ? kBesideBFloat16 : kBeside) + kernel_buffers(c, tokens, rows_of_logits, options.threads);
+  estimate.beside = (options.bfloat16 && has_bfloat16_instructions() ? kBesideBFloat16 : kBeside) +
+                    kernel_buffers(c, tokens, rows_of_logits, options.threads);
   estimate.checkpoint = options.checkpoints ? 3 * all_parameters * kFloat : 0;
   return estimate;
 }

@@ -228,6 +228,7 @@ ENTRIES = {
             "schedule.min_lr_ratio": ("0.3", "schedule.decay=constant"),
             "schedule.decay_fraction": ("0.3",),
             "precision.gemm": ("native",),
+            "run.cuda_graph": ("on",),
             "memory.budget": ("0.5x", "train.checkpoint_activations=true"),
             "memory.folder": ("disk",),
             "memory.host_bytes": ("'1MiB'",),
@@ -323,7 +324,11 @@ ENTRIES = {
             "embedding.dynamic.eviction": ("age",),
         },
     ),
-    **table("warned", "gpt", {"comm.timeout_s": ("5",), "train.bucket_bytes": ("4096",)}),
+    **table(
+        "warned",
+        "gpt",
+        {"comm.timeout_s": ("5",), "train.bucket_bytes": ("4096",), "parallel.shard": ("optimizer",)},
+    ),
     **table("warned", "rows", {"embedding.sharding": ("row",), "embedding.exchange": ("bf16",)}),
     # Time and memory: the results are the same.
     **table("resource", "rows", {"rows.threads": ("1",), "rows.cache_bytes": ("0",)}),
@@ -529,6 +534,7 @@ OTHERS = [
     ("rows", ["recommender.dim=5", sparse('{columns="user",num_rows=9,dim=3}')], "recommender.dim"),
     ("gpt", ["eval.max_rows=5"], "eval.max_rows"),
     ("rows", ["model.preset=llama-1b"], "model.preset"),
+    ("rows", ["run.cuda_graph=off"], "run.cuda_graph"),
     ("rows", ["eval.max_tokens=5"], "eval.max_tokens"),
     ("rows", ["rows.validation_fraction=0", "eval.every_steps=2"], "eval.every_steps"),
     ("rows", ["eval.every_steps=0", "eval.max_rows=5"], "eval.max_rows"),
