@@ -264,6 +264,17 @@ at::Tensor GradientReducer::gradient(size_t i) const {
   return grad.defined() ? grad : at::zeros_like(p.tensor);
 }
 
+void GradientReducer::replace(const std::vector<at::Tensor>& sums) {
+  DOVETAIL_CHECK(sums.size() == size(), "{} sums for {} parameters", sums.size(), size());
+  for (size_t i = 0; i < size(); ++i) {
+    auto& p = state_->parameters[i];
+    DOVETAIL_CHECK(p.alone(), "parameter {} has gradients on other ranks", i);
+    p.tensor.mutable_grad().reset();
+    p.sum = sums[i];
+    p.summed = true;
+  }
+}
+
 at::Tensor GradientReducer::share(size_t b) const {
   DOVETAIL_CHECK(b < buckets().size(), "there is no bucket {}", b);
   if (scatters()) return state_->sums[b].share;

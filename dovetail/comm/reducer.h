@@ -70,6 +70,9 @@ class GradientReducer {
   /// The sum for parameters[i], its shape, contiguous, valid from `finish` to the next `begin`: a view into a bucket
   /// (float32 or float64), or `.grad()`. May be scaled in place.
   at::Tensor gradient(size_t i) const;
+  /// Makes `sums` what `gradient(i)` gives until the next `begin`: a step that was recorded wrote into them again. For
+  /// parameters whose group is this rank alone.
+  void replace(const std::vector<at::Tensor>& sums);
   /// Sums of this rank's share of bucket b, flat: its pieces back to back, then padding, if any. Valid as
   /// `gradient(i)`.
   at::Tensor share(size_t b) const;

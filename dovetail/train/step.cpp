@@ -81,25 +81,22 @@ TrainStep::Gradients TrainStep::make_gradients_by_graph(const at::Tensor& tokens
   if (!wanted || !recorded_ || tokens.sizes() != recorded_->tokens.sizes()) return make_gradients(tokens);
   // Pinned: a copy from other memory waits for all work before it.
   recorded_->tokens.copy_(tokens.pin_memory(), /*non_blocking=*/true);
-  const std::vector<at::Tensor> parameters = optimizer_.parameters();
-  for (size_t i = 0; i < parameters.size(); ++i) parameters[i].mutable_grad() = recorded_->gradients[i];
+  reducer_.replace(recorded_->gradients);
   recorded_->graph->replay();
-  ++graphed_steps_;
   return recorded_->made;
 }
 
 void TrainStep::record_graph(const at::Tensor& tokens) {
   Recorded recorded;
-  const std::vector<at::Tensor> parameters = optimizer_.parameters();
   reducer_.begin();  // frees the gradients of the previous step, which a recording could not
   try {
-    recorded.tokens = tokens.to(parameters.front().device());
+    recorded.tokens = tokens.to(optimizer_.parameters().front().device());
     recorded.graph = std::make_unique<GpuGraph>([&] { recorded.made = make_gradients(recorded.tokens); });
   } catch (const c10::Error& error) {
     graph_failure_ = error.what_without_backtrace();
     return;
   }
-  for (const at::Tensor& parameter : parameters) recorded.gradients.push_back(parameter.grad());
+  for (size_t i = 0; i < reducer_.size(); ++i) recorded.gradients.push_back(reducer_.gradient(i));
   recorded_ = std::move(recorded);
 }
 

@@ -85,8 +85,9 @@ class TrainStep {
   /// count; waits of spread experts do, and of scattered gradients for memory. 0 on a GPU, which is done later.
   double compute_s() const { return now_.clock.seconds; }
 
-  /// Steps that the CUDA graph ran, and the reason why it could not be recorded; empty if it could.
-  int64_t graphed_steps() const { return graphed_steps_; }
+  /// True once forward and backward have been recorded as a CUDA graph.
+  bool has_graph() const { return recorded_.has_value(); }
+  /// Reason why the graph could not be recorded; empty if it could, or has not been tried.
   const std::string& graph_failure() const { return graph_failure_; }
 
   /// The reduced gradient sums of the last step (not divided by tokens).
@@ -135,12 +136,11 @@ class TrainStep {
   struct Recorded {
     at::Tensor tokens;
     Gradients made;
-    std::vector<at::Tensor> gradients;  ///< `.grad()` of each parameter of the optimizer
+    std::vector<at::Tensor> gradients;  ///< `reducer_.gradient(i)`
     std::unique_ptr<GpuGraph> graph;
   };
   std::optional<Recorded> recorded_;
   int64_t steps_before_graph_ = 2;  ///< in them libraries allocate what no graph may: handles, workspaces
-  int64_t graphed_steps_ = 0;
   std::string graph_failure_;
 };
 

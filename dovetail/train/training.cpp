@@ -140,15 +140,22 @@ StepOutcome Training::train_step(int64_t number, double lr, bool want_stop, Step
   return outcome;
 }
 
-void Training::report_step() {
-  if (output() != nullptr && step_->graphed_steps() == 1)
+void Training::report_graph() {
+  const std::string& failure = step_->graph_failure();
+  if (told_graph_ || (!step_->has_graph() && failure.empty())) return;
+  told_graph_ = true;
+  user_check(failure.empty() || config().run.cuda_graph != "on",
+             "run.cuda_graph = \"on\", but the step cannot be recorded: {}", failure);
+  if (output() == nullptr) return;
+  if (failure.empty()) {
     log_info("forward and backward run as one CUDA graph from step {} on", state_.step);
-  if (const std::string& failure = step_->graph_failure(); !failure.empty() && !told_graph_failure_) {
-    told_graph_failure_ = true;
-    user_check(config().run.cuda_graph != "on", "run.cuda_graph = \"on\", but the step cannot be recorded: {}",
-               failure);
-    if (output() != nullptr) output()->warn("forward and backward run without a CUDA graph: " + failure);
+  } else {
+    output()->warn("forward and backward run without a CUDA graph: " + failure);
   }
+}
+
+void Training::report_step() {
+  report_graph();
   report_quantization();
   report_expert_load();
   if (step_->memory_plan() != nullptr && output() != nullptr)

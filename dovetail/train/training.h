@@ -40,6 +40,8 @@ class Training : public TrainingLoop {
 
   void restore_from(const std::map<std::string, at::Tensor>& tensors);
   bool quantization_report_due(int64_t step) const;
+  /// Says once from which step a CUDA graph runs, or why none does.
+  void report_graph();
   /// Records and warns of what quantization did in the step.
   void report_quantization();
   /// Records how the step's tokens spread over the experts.
@@ -55,7 +57,7 @@ class Training : public TrainingLoop {
   std::optional<TrainStep> step_;
   std::optional<Loader> loader_;
   MemoryPlanLog memory_plan_log_;
-  bool told_graph_failure_ = false;
+  bool told_graph_ = false;
 };
 
 }  // namespace dovetail

@@ -115,6 +115,30 @@ TEST(GradientReducer, AnyRanksMicroBatchesAndBucketsGiveTheGradientOfTheWholeBat
             << ranks << " ranks, " << micro_batches << " micro-batches, buckets of " << bucket_bytes;
 }
 
+/// A recorded step writes into the tensors of its recording, whatever a step in between has left.
+TEST(GradientReducer, ReplacedSumsStandInForTheLastStep) {
+  for (const int micro_batches : {1, 2}) {  // two are summed beside `.grad()` in bfloat16
+    Model model(at::kBFloat16);
+    GradientReducer reducer(local_groups(1)[0], model.parameters(), {});
+    const auto step = [&](int64_t begin, int64_t size) {
+      reducer.begin();
+      for (int k = 0; k < micro_batches; ++k) {
+        if (k + 1 == micro_batches) reducer.arm();
+        model.loss(begin + k * size / micro_batches, begin + (k + 1) * size / micro_batches).backward();
+      }
+      reducer.finish();
+      Gradients sums;
+      for (size_t i = 0; i < reducer.size(); ++i) sums.push_back(reducer.gradient(i));
+      return sums;
+    };
+    const Gradients recorded = step(0, 8);
+    EXPECT_FALSE(torch::equal(step(8, 8)[0], recorded[0]));
+    reducer.replace(recorded);
+    for (size_t i = 0; i < recorded.size(); ++i) EXPECT_TRUE(reducer.gradient(i).is_same(recorded[i])) << i;
+    EXPECT_FALSE(torch::equal(step(8, 8)[0], recorded[0])) << "begin forgets them";
+  }
+}
+
 /// The gradient of the second of two steps with `scatter`, put together from the shares of all ranks.
 Gradients scattered_gradient(int ranks, int micro_batches, at::ScalarType dtype, int64_t bucket_bytes) {
   Gradients result(Model(dtype).parameters().size());
