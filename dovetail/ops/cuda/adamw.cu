@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "dovetail/ops/cuda/block.cuh"
 #include "dovetail/ops/cuda/launch.h"
 #include "dovetail/ops/cuda/values.cuh"
 
@@ -144,7 +145,7 @@ __global__ __launch_bounds__(kThreads) void squares_kernel(const __grid_constant
   double sum = piece.storage == Storage::kFloat32
                    ? squares_of_thread(static_cast<const float*>(piece.data), piece.count, wide)
                    : squares_of_thread(static_cast<const __nv_bfloat16*>(piece.data), piece.count, wide);
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+  sum = warp_sum(sum);
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sum;
   __syncthreads();
   if (threadIdx.x > 0) return;

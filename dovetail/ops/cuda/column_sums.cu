@@ -1,12 +1,13 @@
 #include <algorithm>
 
 #include "dovetail/ops/cuda/launch.h"
+#include "dovetail/ops/cuda/parts.cuh"
 #include "dovetail/ops/cuda/values.cuh"
 
 namespace dovetail::cuda {
 namespace {
 
-constexpr int kWarp = 32, kWarps = 8, kAtOnce = 4;  // rows of a warp in flight
+constexpr int kWarps = 8, kAtOnce = 4;  // rows of a warp in flight
 constexpr int64_t kRowsPerPart = 128, kMaxParts = 512;
 
 /// partial[part][column]: sums over the part's rows. A warp reads 32 vectors of a row; the warps of a block share the
@@ -54,24 +55,6 @@ __global__ void __launch_bounds__(kWarp* kWarps) part_kernel(const T* __restrict
   }
 }
 
-/// Sums of the parts, 32 columns a block, whose warps share the parts.
-template <class T>
-__global__ void __launch_bounds__(kWarp* kWarps)
-    join_kernel(const float* __restrict__ partial, int64_t parts, int64_t columns, T* __restrict__ to) {
-  __shared__ float sums[kWarps][kWarp];
-  const int64_t column = int64_t{blockIdx.x} * kWarp + threadIdx.x;
-  float sum = 0;
-  if (column < columns) {
-#pragma unroll 4
-    for (int64_t part = threadIdx.y; part < parts; part += kWarps) sum += partial[part * columns + column];
-  }
-  sums[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y > 0 || column >= columns) return;
-  for (int w = 1; w < kWarps; ++w) sum += sums[w][threadIdx.x];
-  to[column] = from_float<T>(sum);
-}
-
 }  // namespace
 
 int64_t column_sum_parts(int64_t rows) {
@@ -89,8 +72,7 @@ void column_sums(Storage storage, const void* x, int64_t rows, int64_t columns, 
     const dim3 blocks(static_cast<unsigned>((columns + at_once - 1) / at_once), static_cast<unsigned>(parts));
     const auto kernel = wide ? part_kernel<T, true> : part_kernel<T, false>;
     kernel<<<blocks, threads, 0, stream>>>(static_cast<const T*>(x), rows, columns, rows_per_part, partial);
-    join_kernel<T><<<static_cast<unsigned>((columns + kWarp - 1) / kWarp), threads, 0, stream>>>(
-        partial, parts, columns, static_cast<T*>(to));
+    join_parts<T>(partial, parts, columns, static_cast<T*>(to), nullptr, stream);
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include "dovetail/ops/cuda/block.cuh"
 #include "dovetail/ops/cuda/launch.h"
+#include "dovetail/ops/cuda/parts.cuh"
 #include "dovetail/ops/cuda/values.cuh"
 
 namespace dovetail::cuda {
@@ -27,8 +28,7 @@ struct RowShape {
 template <int kRowThreads>
 __device__ float row_sum(float x) {
   if constexpr (kRowThreads == kWarp) {
-    for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-    return x;
+    return warp_sum(x);
   } else {
     return block_sum<kRowThreads>(x);
   }
@@ -271,24 +271,6 @@ __global__ void __launch_bounds__(kColumns* kRowsAtOnce)
   partial[(int64_t{threadIdx.y} * gridDim.y + part) * p.width + column] = sum;
 }
 
-/// Joins partial[part][column] into dweight, in blocks of the second row of the grid into dbias.
-__global__ void __launch_bounds__(kColumns* kRowsAtOnce)
-    sum_parts_kernel(const float* __restrict__ partial, int64_t parts, int64_t width, float* dweight, float* dbias) {
-  __shared__ float sums[kRowsAtOnce][kColumns];
-  const int64_t column = int64_t{blockIdx.x} * kColumns + threadIdx.x;
-  const float* from = partial + int64_t{blockIdx.y} * parts * width;
-  float sum = 0;
-  if (column < width) {
-#pragma unroll 4
-    for (int64_t part = threadIdx.y; part < parts; part += kRowsAtOnce) sum += from[part * width + column];
-  }
-  sums[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y > 0 || column >= width) return;
-  for (int r = 1; r < kRowsAtOnce; ++r) sum += sums[r][threadIdx.x];
-  (blockIdx.y == 0 ? dweight : dbias)[column] = sum;
-}
-
 /// Calls f(threads of a row, vectors of a thread) with the smallest shape that holds `vectors`, as constants. False if
 /// none does.
 template <class F>
@@ -353,8 +335,7 @@ void norm_backward(const NormProblem& p, const void* dy_in, const void* dsum_in,
         <<<dim3(blocks_for(p.width, kColumns), static_cast<unsigned>(parts)), dim3(kColumns, kRowsAtOnce), 0, stream>>>(
             p, dy, partial, rows_per_part);
   });
-  sum_parts_kernel<<<dim3(blocks_for(p.width, kColumns), dbias ? 2 : 1), dim3(kColumns, kRowsAtOnce), 0, stream>>>(
-      partial, parts, p.width, dweight, dbias);
+  join_parts(partial, parts, p.width, dweight, dbias, stream);
 }
 
 }  // namespace dovetail::cuda
