@@ -11,6 +11,7 @@ if(NOT EXISTS ${cuda_root}/bin/nvcc)
   return()
 endif()
 set(CMAKE_CUDA_COMPILER ${cuda_root}/bin/nvcc)
+string(APPEND CMAKE_CUDA_FLAGS " -L${cuda_root}/lib")  # nvcc itself looks in lib64, which no package of the environment has
 # Ampere, Hopper with its own instructions, and code for the driver to compile on what is newer.
 set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 100-virtual)
 enable_language(CUDA)
