@@ -35,15 +35,15 @@ class Part:
 
 
 PARTS = {
-    "tests": Part("CUDA tests against the CPU, in parallel", [], 120),
+    "tests": Part("CUDA tests against the CPU, in parallel", [], 90),
     "gpt": Part(
         "GPT training beside PyTorch",
         ["gpt_gpu.py", "--sizes", "124m,10m", "--sides", "bf16,compile,mxfp8,fp8_tensor", "--seconds", "60"],
-        200,
+        180,
     ),
-    "ops": Part("norms, activations, attention, cross-entropy beside PyTorch", ["ops_gpu.py", "--seconds", "15"], 45),
-    "mx": Part("MX quantize, dequantize and Linear", ["mx_gpu.py", "--seconds", "40"], 75),
-    "fp8": Part("FP8 Linear beside BF16", ["fp8_gpu.py", "--seconds", "15"], 45),
+    "ops": Part("norms, activations, attention, cross-entropy beside PyTorch", ["ops_gpu.py", "--seconds", "15"], 40),
+    "mx": Part("MX quantize, dequantize and Linear", ["mx_gpu.py", "--seconds", "40"], 65),
+    "fp8": Part("FP8 Linear beside BF16", ["fp8_gpu.py", "--seconds", "15"], 40),
     "embedding": Part("embedding lookup and update", ["embedding_gpu.py", "--rounds", "3", "--dtypes", "fp32"], 60),
 }
 
